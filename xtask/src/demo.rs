@@ -1,0 +1,222 @@
+//! `cargo xtask demo`: builds, fetches the models, starts `serve` and `signer`, runs the scenario of the simulated
+//! fleet against them, and checks what it says.
+
+use crate::process::{self, Guard, bin_dir, run_quiet, spinner};
+use crate::{memory, model};
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const APP: &str = "support";
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Seed of the simulated fleet; the same seed gives the same decisions.
+    #[arg(long, default_value_t = 7)]
+    seed: u64,
+    /// Simulated phones.
+    #[arg(long, default_value_t = 2200)]
+    phones: u32,
+    /// Write the summary as JSON.
+    #[arg(long)]
+    summary: Option<PathBuf>,
+    /// Leave the servers running at the end and print the dashboard's address.
+    #[arg(long)]
+    keep: bool,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self { seed: 7, phones: 2200, summary: None, keep: false }
+    }
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    build()?;
+    let models = model::ensure()?;
+    let started = Instant::now();
+    let peak = memory::PeakPss::start();
+    let place = Place::new(&models)?;
+    place.prepare()?;
+    let (serve, signer) = place.start()?;
+    let scenario = place.scenario(args)?;
+    let mut summary = read_summary(&place.dir.join("summary.json"));
+    if let Value::Object(map) = &mut summary {
+        map.insert("wall_s".into(), json!(started.elapsed().as_secs_f64().round()));
+        map.insert("peak_pss_mb".into(), json!(peak.peak_mb()));
+    }
+    if let Some(path) = &args.summary {
+        fs::write(path, serde_json::to_vec_pretty(&summary)?)?;
+    }
+    print_end(&summary, &place, args.keep);
+    if args.keep {
+        serve.keep();
+        signer.keep();
+    } else {
+        drop((serve, signer));
+        let _ = fs::remove_dir_all(&place.dir);
+        let _ = fs::remove_dir_all(&place.phones);
+    }
+    if !scenario || summary["ok"] != json!(true) {
+        bail!("the demo did not hold what it promises: see above");
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the demo's last lines")]
+fn print_end(summary: &Value, place: &Place, keep: bool) {
+    println!("\nsummary: {}", serde_json::to_string_pretty(summary).unwrap_or_default());
+    println!("dashboard: http://127.0.0.1:{}/", place.port);
+    if keep {
+        println!("still running; data in {}; stop it with: pkill flywheel", place.dir.display());
+    }
+}
+
+fn build() -> Result<()> {
+    // cargo shows its own progress
+    process::run(
+        "building flywheel and fleet-sim",
+        process::cargo().args(["build", "--package", "flywheel", "--package", "fleet-sim"]),
+    )
+}
+
+fn read_summary(path: &Path) -> Value {
+    fs::read(path)
+        .ok()
+        .and_then(|b| serde_json::from_slice(&b).ok())
+        .unwrap_or_else(|| json!({ "ok": false, "error": "the scenario wrote no summary" }))
+}
+
+/// Folders, port and binaries of one run.
+struct Place {
+    dir: PathBuf,
+    phones: PathBuf,
+    models: PathBuf,
+    bins: PathBuf,
+    port: u16,
+}
+
+impl Place {
+    fn new(models: &Path) -> Result<Self> {
+        let name = format!("flywheel-demo-{}", std::process::id());
+        let dir = std::env::temp_dir().join(&name);
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir)?;
+        // thousands of simulated phones keep their own small files: a memory file system spares the disk
+        let shm = Path::new("/dev/shm");
+        let phones = if shm.is_dir() { shm.join(&name) } else { dir.join("phones") };
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        Ok(Self { dir, phones, models: models.to_owned(), bins: bin_dir()?, port })
+    }
+
+    fn flywheel(&self) -> Command {
+        let mut c = Command::new(self.bins.join("flywheel"));
+        c.env("FLYWHEEL_CONFIG", self.dir.join("flywheel.toml"));
+        c
+    }
+
+    fn operator(&self, what: &str, args: &[&str]) -> Result<String> {
+        let out = run_quiet(what, self.flywheel().args(args))?;
+        Ok(String::from_utf8(out)?.trim().to_owned())
+    }
+
+    fn prepare(&self) -> Result<()> {
+        let config = format!(
+            "data_dir = {data:?}\nlisten = \"127.0.0.1:{port}\"\n\
+             [clock]\nkind = \"virtual\"\nstart = \"2026-03-02T00:00:00Z\"\n\
+             [models]\nencoder_dir = {encoder:?}\n",
+            data = self.dir.join("server"),
+            port = self.port,
+            encoder = self.models.join("all-minilm-l6-v2"),
+        );
+        fs::write(self.dir.join("flywheel.toml"), config)?;
+        self.operator("migrating", &["migrate"])?;
+        self.operator("creating the app", &["app", "create", APP])?;
+        let offline = self.dir.join("offline-keys");
+        self.operator("making the keys", &["keys", "init", "--app", APP, "--offline-dir", &offline.to_string_lossy()])?;
+        for role in ["operator", "approver", "admin", "viewer", "signer"] {
+            self.token(role, role)?;
+        }
+        self.token("annotator", "ann")?;
+        self.token("annotator", "ben")?;
+        let key = self.operator("ingest key", &["ingest-key", "create", "--app", APP])?;
+        fs::write(self.dir.join("ingest-key"), key)?;
+        let signer = format!(
+            "server = \"http://127.0.0.1:{port}\"\napp = \"{APP}\"\ntoken_file = {token:?}\n\
+             release_key = {key:?}\ntrusted_root = {root:?}\nstate_dir = {state:?}\npoll_s = 1\nuse_server_clock = true\n",
+            port = self.port,
+            token = self.dir.join("token-signer"),
+            key = offline.join("release.json"),
+            root = offline.join("trusted-root.json"),
+            state = self.dir.join("signer"),
+        );
+        fs::write(self.dir.join("signer.toml"), signer)?;
+        Ok(())
+    }
+
+    fn token(&self, role: &str, name: &str) -> Result<()> {
+        let token = self.operator("token", &["token", "create", "--app", APP, "--role", role, "--name", name])?;
+        fs::write(self.dir.join(format!("token-{name}")), token)?;
+        Ok(())
+    }
+
+    fn start(&self) -> Result<(Guard, Guard)> {
+        let log = |name: &str| fs::File::create(self.dir.join(name)).map(Stdio::from);
+        let serve = Guard::start("flywheel serve", self.flywheel().arg("serve").stderr(log("serve.log")?).stdout(Stdio::null()))?;
+        let bar = spinner("starting the server");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            if Instant::now() > deadline {
+                bail!("the server did not start:\n{}", fs::read_to_string(self.dir.join("serve.log")).unwrap_or_default());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        bar.finish_and_clear();
+        let mut signer = Command::new(self.bins.join("flywheel"));
+        signer.arg("signer").arg("run").arg("--config").arg(self.dir.join("signer.toml"));
+        let signer = Guard::start("flywheel signer", signer.stderr(log("signer.log")?).stdout(Stdio::null()))?;
+        Ok((serve, signer))
+    }
+
+    /// Runs the scenario; whether it succeeded.
+    fn scenario(&self, args: &Args) -> Result<bool> {
+        let status = Command::new(self.bins.join("fleet-sim"))
+            .args(["scenario", "support", "--server"])
+            .arg(format!("http://127.0.0.1:{}", self.port))
+            .arg("--dir")
+            .arg(&self.dir)
+            .arg("--phones-dir")
+            .arg(&self.phones)
+            .arg("--models")
+            .arg(&self.models)
+            .arg("--flywheel")
+            .arg(self.bins.join("flywheel"))
+            .arg("--seed")
+            .arg(args.seed.to_string())
+            .arg("--phones")
+            .arg(args.phones.to_string())
+            .arg("--summary")
+            .arg(self.dir.join("summary.json"))
+            .status()
+            .context("cannot start fleet-sim")?;
+        if !status.success() {
+            process_log(&self.dir.join("serve.log"));
+            process_log(&self.dir.join("signer.log"));
+        }
+        Ok(status.success())
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the log of a failed run must be seen")]
+fn process_log(path: &Path) {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<_> = text.lines().collect();
+    println!("--- last lines of {}", path.display());
+    for line in lines.iter().skip(lines.len().saturating_sub(40)) {
+        println!("{line}");
+    }
+}

@@ -1,0 +1,61 @@
+//! Developer commands: `cargo xtask demo | test | check | bench | model`. Everything a newcomer needs is here,
+//! so that the README can promise two commands.
+#![expect(clippy::print_stdout, reason = "a command-line program talks to its user")]
+
+mod bench;
+mod check;
+mod demo;
+mod memory;
+mod model;
+mod postgres;
+mod process;
+mod test;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+#[derive(Parser)]
+#[command(about = "Flywheel developer commands")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The main job: the whole loop on a real model with a simulated fleet (about ten minutes on two cores).
+    Demo(demo::Args),
+    /// Everything CI runs: unit and behaviour tests on SQLite and PostgreSQL, whole-flow tests, then the demo.
+    Test {
+        /// Leave out the demo at the end.
+        #[arg(long)]
+        no_demo: bool,
+    },
+    /// fmt, clippy, tidy and cargo-deny.
+    Check,
+    /// Run one benchmark by name; results go to docs/benchmarks.md by hand.
+    Bench {
+        /// `jobs`.
+        name: String,
+        /// Write the figures as JSON.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// Fetch and verify the demo's models into the cache folder.
+    Model,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Test { no_demo } => test::run(no_demo),
+        Command::Check => check::run(),
+        Command::Bench { name, json } => bench::run(&name, json.as_deref()),
+        Command::Model => {
+            let models = model::ensure()?;
+            println!("models are in {}", models.display());
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! `cargo xtask test`: all tests on SQLite and PostgreSQL, then the demo.
+
+use crate::{demo, model, postgres, process};
+use anyhow::Result;
+
+pub fn run(no_demo: bool) -> Result<()> {
+    let models = model::ensure()?;
+    let cluster = postgres::Cluster::start()?;
+    let mut tests = process::cargo();
+    tests.args(["nextest", "run", "--workspace", "--no-fail-fast"]).env("FLYWHEEL_MODELS", &models);
+    match &cluster {
+        Some(c) => {
+            tests.env("FLYWHEEL_TEST_POSTGRES_URL", c.url());
+        }
+        None => eprintln_skip(),
+    }
+    process::run("the tests", &mut tests)?;
+    drop(cluster);
+    if no_demo {
+        return Ok(());
+    }
+    demo::run(&demo::Args::default())
+}
+
+#[expect(clippy::print_stderr, reason = "a skipped suite must be seen")]
+fn eprintln_skip() {
+    eprintln!("skipped: the PostgreSQL suites (initdb is not on the PATH)");
+}
