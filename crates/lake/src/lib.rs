@@ -1,0 +1,26 @@
+//! The telemetry lake: Delta tables fed from the write-ahead log, SQL over what is committed and what is only
+//! acknowledged, the named reads of the pipeline, and upkeep. The only crate that names Delta and DataFusion.
+//!
+//! Invariants kept here: a Delta commit carries `txn(writer_id, seq)`, so a log record reaches each table once
+//! whatever crashes; a log segment is freed when every table has it; a query sees every acknowledged row exactly
+//! once, because the Delta snapshot and the end of the buffers change under one lock; every read is of one app, and
+//! the filter sits in the table provider.
+
+mod committer;
+mod config;
+mod error;
+mod lake;
+mod maintain;
+mod provider;
+pub mod read;
+mod sql;
+mod table;
+mod versions;
+
+pub use config::LakeConfig;
+pub use error::LakeError;
+pub use flywheel_telemetry::Table;
+pub use lake::Lake;
+pub use maintain::{CompactReport, VacuumReport};
+pub use sql::{SqlLimits, SqlResult};
+pub use versions::Versions;

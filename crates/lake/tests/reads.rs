@@ -1,0 +1,205 @@
+//! The named reads of the pipeline: windows, labels, identities, order.
+
+mod support;
+
+use chrono::Duration;
+use flywheel_lake::read::Outcome;
+use flywheel_lake::{Lake, Table};
+use flywheel_telemetry::Settings;
+use flywheel_types::assign::Arm;
+use flywheel_types::wire::{DeviceEventKind, EventV1};
+use flywheel_types::{LabelKind, RolloutId, TrustClass};
+use std::sync::Arc;
+use support::{
+    Device, answer, app, assignment, at, bundle, config, device_event, feedback, forged, interaction, number, open,
+    with_content,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn labels_depend_on_the_interactions_own_times_not_on_the_windows() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = open(dir.path()).await;
+    let (a, b) = (Device::new(1), Device::new(2));
+    // Feedback before its interaction, in time, too late, twice, and from another device.
+    a.send(&lake, 1, at(0), vec![feedback("early", LabelKind::Rejected, at(0))]).await.unwrap();
+    let all = ["early", "intime", "late", "twice", "foreign", "forged"];
+    a.send(&lake, 2, at(10), all.iter().map(|id| answer(id, at(10))).collect()).await.unwrap();
+    a.send(&lake, 3, at(20), vec![feedback("twice", LabelKind::Accepted, at(20))]).await.unwrap();
+    a.send(&lake, 4, at(70), vec![feedback("intime", LabelKind::Edited, at(70)), feedback("twice", LabelKind::Rejected, at(70))])
+        .await
+        .unwrap();
+    b.send(&lake, 1, at(20), vec![feedback("foreign", LabelKind::Rejected, at(20))]).await.unwrap();
+    let lie = forged(a.install, 9, at(20), vec![feedback("forged", LabelKind::Rejected, at(20))]);
+    lake.ingestor().ingest(lie).await.unwrap();
+    a.send(&lake, 5, at(71), vec![feedback("late", LabelKind::Rejected, at(71))]).await.unwrap();
+    let v = lake.flush_and_watermark().await.unwrap();
+    let delay = Duration::minutes(60);
+    let (names, rows) = lake.interaction_batch(&app(), at(60), at(70), delay, Some(&v)).await.unwrap();
+    assert_eq!(rows.interaction, ["early", "foreign", "forged", "intime", "late", "twice"]);
+    assert_eq!(rows.rejected, [true, false, false, true, false, false]);
+    assert_eq!(rows.trust, vec![TrustClass::Keyed; 6]);
+    assert_eq!(names.chunk.names(), ["kb-1@1", "kb-2@3"]);
+    assert_eq!(rows.chunks(5).collect::<Vec<_>>(), [(0, false), (1, true)]);
+    assert_eq!(rows.hour[0] as i64, at(10).timestamp() / 3600);
+    // Window edges: exclusive below, inclusive above.
+    for (from, to, n) in [(70, 80, 0), (69, 70, 6), (60, 69, 0)] {
+        let got = lake.interaction_batch(&app(), at(from), at(to), delay, Some(&v)).await.unwrap().1;
+        assert_eq!(got.len(), n, "({from}, {to}]");
+    }
+    // The same answer from memory, before any commit.
+    let now = lake.interaction_batch(&app(), at(60), at(70), delay, None).await.unwrap();
+    assert_eq!(now, (names, rows));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_as_of_a_version_do_not_move() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = open(dir.path()).await;
+    let a = Device::new(1);
+    a.send(&lake, 1, at(0), vec![answer("one", at(0))]).await.unwrap();
+    let v1 = lake.flush_and_watermark().await.unwrap();
+    a.send(&lake, 2, at(0), vec![answer("two", at(0)), feedback("one", LabelKind::Rejected, at(0))]).await.unwrap();
+    let v2 = lake.flush_and_watermark().await.unwrap();
+    let read = |v| {
+        let lake = &lake;
+        async move { lake.interaction_batch(&app(), at(-60), at(60), Duration::zero(), Some(&v)).await.unwrap().1 }
+    };
+    assert_eq!((read(v1).await.interaction, read(v1).await.rejected), (vec!["one".to_owned()], vec![false]));
+    assert_eq!((read(v2).await.interaction.len(), read(v2).await.rejected), (2, vec![true, false]));
+    assert_eq!(read(v1).await.len(), 1);
+    let json = serde_json::to_string(&v2).unwrap();
+    assert_eq!(serde_json::from_str::<flywheel_lake::Versions>(&json).unwrap(), v2);
+}
+
+fn in_rollout(id: &str, arm: Arm, ttft: f64) -> EventV1 {
+    let mut i = interaction(id, at(0));
+    i.assignment = assignment("r-1", arm);
+    i.ttft_ms = Some(ttft);
+    EventV1::Interaction(i)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn device_histories_are_per_proven_identity() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = open(dir.path()).await;
+    let (a, b, outside) = (Device::new(1), Device::new(2), Device::new(3));
+    a.send(&lake, 1, at(-100), vec![answer("before", at(-100))]).await.unwrap();
+    let treated = assignment("r-1", Arm::Treatment);
+    a.send(&lake, 2, at(1), vec![device_event(DeviceEventKind::Exposed, at(1), treated.clone())]).await.unwrap();
+    a.send(&lake, 3, at(2), vec![
+        device_event(DeviceEventKind::Confirmed, at(2), treated.clone()),
+        in_rollout("x2", Arm::Treatment, 20.0),
+        in_rollout("x1", Arm::Treatment, 10.0),
+    ])
+    .await
+    .unwrap();
+    a.send(&lake, 4, at(3), vec![
+        in_rollout("x1", Arm::Treatment, 10.0),
+        feedback("x1", LabelKind::Rejected, at(3)),
+        device_event(DeviceEventKind::Crashed, at(3), treated.clone()),
+        in_rollout("x3", Arm::Control, 5.0),
+    ])
+    .await
+    .unwrap();
+    b.send(&lake, 1, at(4), vec![device_event(DeviceEventKind::Exposed, at(4), assignment("r-1", Arm::Control))]).await.unwrap();
+    outside.send(&lake, 1, at(4), vec![answer("other", at(4))]).await.unwrap();
+    // Somebody claims to be device b and reports crashes.
+    let crash = device_event(DeviceEventKind::Crashed, at(5), assignment("r-1", Arm::Treatment));
+    lake.ingestor().ingest(forged(b.install, 77, at(5), vec![crash])).await.unwrap();
+    let rollout = RolloutId::new("r-1").unwrap();
+    let v = lake.flush_and_watermark().await.unwrap();
+    let got = lake.device_histories(&app(), &rollout, Some(&v)).await.unwrap();
+    assert_eq!(got.len(), 3);
+    let of = |d: &Device, t| got.iter().find(|h| h.install == d.install.to_string() && h.trust == t).unwrap();
+    let h = of(&a, TrustClass::Keyed);
+    assert_eq!((h.arm, h.phase, h.exposed_at, h.first_seen), (Arm::Treatment, 1, at(1), at(-100)));
+    assert!(h.crossed_over);
+    assert_eq!((h.confirmed_at, h.failures.as_slice()), (Some(at(2)), &[at(3)][..]));
+    let labels: Vec<_> = h.responses.iter().map(|r| (r.at, r.label, r.ttft_ms)).collect();
+    assert_eq!(labels, [
+        (at(2), Some(LabelKind::Rejected), Some(10.0)),
+        (at(2), None, Some(20.0)),
+        (at(3), None, Some(5.0)),
+    ]);
+    assert_eq!((h.device_class.as_str(), h.locale.as_str()), ("high-8gb", "en-GB"));
+    let real_b = of(&b, TrustClass::Keyed);
+    assert!(real_b.failures.is_empty() && !real_b.crossed_over);
+    assert_eq!(of(&b, TrustClass::Anonymous).failures.len(), 1);
+    assert_eq!(lake.device_histories(&app(), &rollout, None).await.unwrap(), got);
+    let none = lake.device_histories(&app(), &RolloutId::new("r-2").unwrap(), None).await.unwrap();
+    assert!(none.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inventory_and_latency() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = open(dir.path()).await;
+    let (a, mut b) = (Device::new(1), Device::new(2));
+    b.class = "low-4gb";
+    a.send(&lake, 1, at(0), vec![device_event(DeviceEventKind::Confirmed, at(0), None), in_rollout("a", Arm::Control, 30.0)]).await.unwrap();
+    a.send(&lake, 2, at(5), vec![in_rollout("b", Arm::Control, 10.0)]).await.unwrap();
+    b.send(&lake, 1, at(3), vec![in_rollout("c", Arm::Control, 99.0)]).await.unwrap();
+    lake.flush().await.unwrap();
+    b.send(&lake, 2, at(7), vec![feedback("c", LabelKind::Accepted, at(7))]).await.unwrap();
+    lake.ingestor().ingest(forged(a.install, 5, at(9), vec![in_rollout("z", Arm::Control, 1.0)])).await.unwrap();
+    let all = lake.inventory(&app(), None).await.unwrap();
+    let of = |d: &Device| all.iter().find(|r| r.install == d.install.to_string() && r.trust == TrustClass::Keyed).unwrap();
+    assert_eq!(all.len(), 3);
+    assert_eq!((of(&a).bundle.clone(), of(&a).last_seen), (Some(bundle(2).to_hex()), at(5)));
+    assert_eq!((of(&b).bundle.clone(), of(&b).last_seen, of(&b).device_class.as_str()), (None, at(7), "low-4gb"));
+    let samples = lake.latency_samples(&app(), &bundle(1), at(-1), None).await.unwrap();
+    assert_eq!(samples.into_iter().collect::<Vec<_>>(), [("high-8gb".to_owned(), vec![10.0, 30.0]), ("low-4gb".to_owned(), vec![99.0])]);
+    let later = lake.latency_samples(&app(), &bundle(1), at(3), None).await.unwrap();
+    assert_eq!(later.into_iter().collect::<Vec<_>>(), [("high-8gb".to_owned(), vec![10.0])]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rejected_answers_come_with_masked_content_and_refusals_are_detected() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut c = config(dir.path());
+    c.ingest = Settings {
+        classifier: Some(Arc::new(|answer: &str| answer.starts_with("I cannot").then_some(LabelKind::Refused))),
+        ..Settings::default()
+    };
+    let lake = Lake::open(c).await.unwrap();
+    let a = Device::new(1);
+    a.send(&lake, 1, at(0), vec![
+        with_content("r", at(0), "mail me at x.y@z.example", "It weighs 12 kg"),
+        with_content("s", at(0), "hm", "I cannot help"),
+        feedback("r", LabelKind::Corrected, at(0)),
+    ])
+    .await
+    .unwrap();
+    let got = lake.rejected_interactions(&app(), at(-1), 10, None).await.unwrap();
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].question.as_deref(), Some("mail me at [email]"));
+    assert_eq!((got[0].answer.as_deref(), got[0].label), (Some("It weighs 12 kg"), LabelKind::Corrected));
+    assert_eq!(got[0].chunks, ["kb-1@1", "kb-2@3"]);
+    let (_, rows) = lake.interaction_batch(&app(), at(-1), at(1), Duration::zero(), None).await.unwrap();
+    assert_eq!((rows.interaction, rows.refused), (vec!["r".to_owned(), "s".to_owned()], vec![false, true]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outcomes_are_appended_once_per_step_and_sequence() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = open(dir.path()).await;
+    let row = Outcome {
+        labelled_at: at(5),
+        interaction_at: at(0),
+        interaction: "i".into(),
+        install: None,
+        trust: TrustClass::Keyed,
+        template: Some("faq@3".into()),
+        bundle: None,
+        device_class: None,
+        locale: None,
+        assignment: Some(("r-1".into(), 1, Arm::Treatment)),
+        label: LabelKind::Rejected,
+        detected: None,
+    };
+    assert!(lake.outcomes_append(&app(), "outcomes", 3, std::slice::from_ref(&row)).await.unwrap());
+    assert!(!lake.outcomes_append(&app(), "outcomes", 3, std::slice::from_ref(&row)).await.unwrap());
+    assert!(lake.outcomes_append(&app(), "outcomes", 4, &[row]).await.unwrap());
+    assert_eq!(number(&lake, &app(), "SELECT count(*) FROM outcomes WHERE arm = 'treatment'").await, 2);
+    assert_eq!(lake.version(Table::Outcomes), 2);
+}

@@ -1,0 +1,139 @@
+//! How one Rust field becomes one Arrow column: its stored type, whether it may be NULL, and how a value is
+//! appended. The `table!` macro of [`crate::rows`] builds schemas and encoders from these pieces.
+
+use arrow::array::{
+    ArrayBuilder, BooleanBuilder, Date32Builder, Float32Builder, Float64Builder, Int32Builder, Int64Builder,
+    ListBuilder, MapBuilder, MapFieldNames, StringBuilder, TimestampMicrosecondBuilder,
+};
+use arrow::datatypes::{DataType, Field, Fields, TimeUnit};
+use std::sync::Arc;
+
+/// Microseconds since the Unix epoch, UTC (the resolution of Delta).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Micros(pub i64);
+
+/// Days since the Unix epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Day(pub i32);
+
+impl From<chrono::DateTime<chrono::Utc>> for Micros {
+    fn from(t: chrono::DateTime<chrono::Utc>) -> Self {
+        Self(t.timestamp_micros())
+    }
+}
+
+impl Micros {
+    /// The UTC day this moment is in.
+    #[must_use]
+    pub fn day(self) -> Day {
+        Day(i32::try_from(self.0.div_euclid(86_400_000_000)).unwrap_or(i32::MAX))
+    }
+}
+
+/// A Rust type that is stored as one Arrow column.
+pub trait Column {
+    type Builder: ArrayBuilder;
+    const NULLABLE: bool;
+    fn data_type() -> DataType;
+    fn builder(rows: usize) -> Self::Builder;
+    fn append(&self, to: &mut Self::Builder);
+}
+
+macro_rules! plain {
+    ($($ty:ty => $builder:ty, $dt:expr, $make:expr, |$v:ident| $get:expr;)+) => {$(
+        impl Column for $ty {
+            type Builder = $builder;
+            const NULLABLE: bool = false;
+            fn data_type() -> DataType { $dt }
+            fn builder(rows: usize) -> $builder { let f: fn(usize) -> $builder = $make; f(rows) }
+            fn append(&self, to: &mut $builder) { let $v = self; to.append_value($get) }
+        }
+        impl Column for Option<$ty> {
+            type Builder = $builder;
+            const NULLABLE: bool = true;
+            fn data_type() -> DataType { $dt }
+            fn builder(rows: usize) -> $builder { <$ty as Column>::builder(rows) }
+            fn append(&self, to: &mut $builder) {
+                match self { Some(v) => v.append(to), None => to.append_null() }
+            }
+        }
+    )+};
+}
+
+fn utc() -> DataType {
+    DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))
+}
+
+plain! {
+    String => StringBuilder, DataType::Utf8, |n| StringBuilder::with_capacity(n, n * 16), |v| v;
+    bool => BooleanBuilder, DataType::Boolean, BooleanBuilder::with_capacity, |v| *v;
+    i32 => Int32Builder, DataType::Int32, Int32Builder::with_capacity, |v| *v;
+    i64 => Int64Builder, DataType::Int64, Int64Builder::with_capacity, |v| *v;
+    f64 => Float64Builder, DataType::Float64, Float64Builder::with_capacity, |v| *v;
+    Day => Date32Builder, DataType::Date32, Date32Builder::with_capacity, |v| v.0;
+    Micros => TimestampMicrosecondBuilder, utc(),
+        |n| TimestampMicrosecondBuilder::with_capacity(n).with_data_type(utc()), |v| v.0;
+}
+
+/// Lists use the element name that Delta writes, so that no cast is needed on the way.
+fn element(dt: DataType) -> Arc<Field> {
+    Arc::new(Field::new("element", dt, true))
+}
+
+macro_rules! lists {
+    ($($item:ty => $builder:ty, $dt:expr;)+) => {$(
+        impl Column for Vec<$item> {
+            type Builder = ListBuilder<$builder>;
+            const NULLABLE: bool = true;
+            fn data_type() -> DataType { DataType::List(element($dt)) }
+            fn builder(rows: usize) -> Self::Builder {
+                ListBuilder::with_capacity(<$builder>::new(), rows).with_field(element($dt))
+            }
+            fn append(&self, to: &mut Self::Builder) {
+                for v in self { to.values().append_value(v.clone()); }
+                to.append(true);
+            }
+        }
+    )+};
+}
+
+lists! {
+    String => StringBuilder, DataType::Utf8;
+    i32 => Int32Builder, DataType::Int32;
+    f32 => Float32Builder, DataType::Float32;
+    bool => BooleanBuilder, DataType::Boolean;
+}
+
+/// Free-form attributes: key and value text, in order of arrival.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Attrs(pub Vec<(String, String)>);
+
+impl Attrs {
+    fn fields() -> Fields {
+        Fields::from(vec![
+            Field::new("key", DataType::Utf8, false),
+            Field::new("value", DataType::Utf8, true),
+        ])
+    }
+}
+
+impl Column for Attrs {
+    type Builder = MapBuilder<StringBuilder, StringBuilder>;
+    const NULLABLE: bool = true;
+    fn data_type() -> DataType {
+        DataType::Map(Arc::new(Field::new("key_value", DataType::Struct(Self::fields()), false)), false)
+    }
+    fn builder(rows: usize) -> Self::Builder {
+        let names = MapFieldNames { entry: "key_value".into(), key: "key".into(), value: "value".into() };
+        MapBuilder::with_capacity(Some(names), StringBuilder::new(), StringBuilder::new(), rows)
+    }
+    fn append(&self, to: &mut Self::Builder) {
+        for (k, v) in &self.0 {
+            to.keys().append_value(k);
+            to.values().append_value(v);
+        }
+        // Keys and values were appended in pairs, the only thing `append` checks.
+        let ok = to.append(true);
+        debug_assert!(ok.is_ok(), "map keys and values differ in number");
+    }
+}

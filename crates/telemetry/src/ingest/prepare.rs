@@ -1,0 +1,98 @@
+//! Everything about a request that needs no shared state: inflate, verify, decode, identity, Arrow.
+
+use super::{IngestRequest, Settings};
+use crate::column::Micros;
+use crate::decode::{Context, Decoded, Endpoint};
+use crate::dedup::BatchKey;
+use crate::disposition::Kind;
+use crate::inflate::inflate;
+use crate::otlp::{self, Encoding};
+use crate::rows::TableRows;
+use crate::trust::verify;
+use crate::events;
+use flywheel_types::{AppId, Error, TrustClass};
+use std::time::Instant;
+
+/// A decoded batch on its way to the writer.
+#[derive(Debug)]
+pub struct Prepared {
+    pub(crate) app: AppId,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) trust: TrustClass,
+    pub(crate) at: Micros,
+    pub(crate) key: BatchKey,
+    pub(crate) rows: TableRows,
+    /// Items that will be stored, by kind.
+    pub(crate) stored: [(Kind, u64); 3],
+    /// Items that will not, by kind and reason.
+    pub(crate) quarantined: Vec<(Kind, &'static str)>,
+    /// Up to 10 reasons for people.
+    pub(crate) reasons: Vec<String>,
+    pub(crate) bytes: usize,
+    pub(crate) enqueued: Instant,
+}
+
+/// Decodes one request.
+///
+/// # Errors
+/// See [`super::Ingestor::ingest`].
+pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared, Error> {
+    let h = &request.headers;
+    let body = inflate(h.content_encoding.as_deref(), &request.body, settings.limits.decoded_bytes)?;
+    let sender = verify(&request.app, h.signature.as_deref(), h.public_key.as_deref(), &body)?;
+    let ctx = Context {
+        app: &request.app,
+        endpoint: request.endpoint,
+        sender,
+        now: request.now,
+        limits: &settings.limits,
+        otlp_content: settings.otlp_content,
+        classify: settings.classifier.as_deref(),
+    };
+    let decoded = decode(&ctx, h.content_type.as_deref(), &body)?;
+    let at = Micros::from(request.now);
+    let key = match (sender.install, decoded.seq) {
+        // Only a proven install may use its sequence: otherwise anybody could burn the numbers of a real device.
+        (Some(install), Some(seq)) => BatchKey::seq(&request.app, &install, seq),
+        (install, _) => {
+            let named = h.idempotency_key.as_deref().or(decoded.batch_id.as_deref());
+            let sender = install.map_or_else(|| request.ingest_key.as_bytes().to_vec(), |i| i.0.0.to_vec());
+            BatchKey::opaque(&request.app, &sender, named, &body, at.day().0)
+        }
+    };
+    let rows = decoded.encode().map_err(Error::internal)?;
+    Ok(Prepared {
+        app: request.app.clone(),
+        endpoint: request.endpoint,
+        trust: sender.trust,
+        at,
+        key,
+        stored: decoded.stored(),
+        quarantined: decoded.quarantined.iter().map(|q| (q.kind, q.reason)).collect(),
+        reasons: decoded.quarantined.iter().take(10).map(|q| format!("{}: {}", q.reason, q.detail)).collect(),
+        bytes: rows.memory_bytes(),
+        rows,
+        enqueued: Instant::now(),
+    })
+}
+
+fn decode(ctx: &Context<'_>, content_type: Option<&str>, body: &[u8]) -> Result<Decoded, Error> {
+    let unsupported = |expected: &str| {
+        Error::invalid(
+            "unsupported_content_type",
+            format!("Content-Type `{}` is not supported here", content_type.unwrap_or("(none)")),
+            format!("send {expected}"),
+        )
+    };
+    if ctx.endpoint.is_otlp() {
+        let encoding =
+            Encoding::of(content_type).ok_or_else(|| unsupported("application/x-protobuf or application/json"))?;
+        return otlp::decode(ctx, encoding, body);
+    }
+    let mime = content_type.unwrap_or("application/json").split(';').next().unwrap_or_default().trim();
+    match mime.to_ascii_lowercase().as_str() {
+        "application/json" => events::decode(ctx, false, body),
+        "application/x-ndjson" | "application/jsonl" => events::decode(ctx, true, body),
+        _ => Err(unsupported("application/json or application/x-ndjson")),
+    }
+}

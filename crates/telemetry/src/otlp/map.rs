@@ -1,0 +1,305 @@
+//! From OTLP records to rows: what a record is (answer, feedback, device event, retrieval step), and the checks
+//! that need the whole record. Retrieval spans carry the chunks of the answer in the same trace, so they are kept
+//! until the request is read and joined then.
+
+use super::names::Draft;
+use super::value::{Attribute, Record, Sink};
+use crate::column::Micros;
+use crate::decode::{Context, Decoded, content, short, stamps};
+use crate::disposition::Kind;
+use crate::mask::mask;
+use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow};
+use flywheel_types::wire::DeviceEventKind;
+use flywheel_types::{InteractionId, LabelKind, TrustClass};
+use std::collections::HashMap;
+
+/// Chunks found on a retrieval span, by trace id.
+struct Retrieval {
+    ids: Vec<String>,
+    versions: Vec<i32>,
+    scores: Vec<f32>,
+    hidden: Vec<bool>,
+}
+
+/// Turns records into rows.
+pub struct Mapper<'a> {
+    ctx: &'a Context<'a>,
+    out: Decoded,
+    seen: usize,
+    /// Trace id of each interaction, by position, for the join with retrieval spans.
+    traces: Vec<Vec<u8>>,
+    retrievals: HashMap<Vec<u8>, Vec<Retrieval>>,
+}
+
+impl<'a> Mapper<'a> {
+    #[must_use]
+    pub fn new(ctx: &'a Context<'a>) -> Self {
+        Self { ctx, out: Decoded::default(), seen: 0, traces: Vec::new(), retrievals: HashMap::new() }
+    }
+
+    /// Joins retrieval spans with their answers and returns the rows.
+    #[must_use]
+    pub fn finish(mut self) -> Decoded {
+        for (row, trace) in self.out.interactions.iter_mut().zip(&self.traces) {
+            if row.chunk_ids.is_empty()
+                && !trace.is_empty()
+                && let Some(found) = self.retrievals.remove(trace)
+            {
+                for r in found {
+                    row.chunk_ids.extend(r.ids);
+                    row.chunk_versions.extend(r.versions);
+                    row.chunk_scores.extend(r.scores);
+                    row.chunk_hidden.extend(r.hidden);
+                }
+            }
+        }
+        for _ in self.retrievals.values().flatten() {
+            self.out.quarantined.push(crate::decode::Quarantined {
+                kind: Kind::Unknown,
+                reason: "retrieval_without_answer",
+                detail: "a retrieval span without a chat span of its trace in the same request".to_owned(),
+            });
+        }
+        self.out
+    }
+
+    fn draft(&self, resource: &[Attribute<'_>], record: &Record<'_>) -> Draft {
+        let mut d = Draft::default();
+        for (key, value) in resource.iter().chain(&record.attributes) {
+            if d.apply(key, value) {
+                continue;
+            }
+            let text = value.to_text();
+            if let super::value::Value::Double(n) = value
+                && !n.is_finite()
+            {
+                d.row.nonfinite_fields += 1;
+            }
+            let (Some(text), Some(key)) = (text, short(key)) else { continue };
+            let fits = text.len() <= self.ctx.limits.attribute_bytes;
+            if fits && d.row.attrs.0.len() < self.ctx.limits.extra_attributes {
+                d.row.attrs.0.retain(|(k, _)| *k != key);
+                d.row.attrs.0.push((key, mask(&text).into_owned()));
+            } else {
+                d.row.dropped_attrs += 1;
+            }
+        }
+        d
+    }
+
+    fn common(&self, d: &mut Draft, record: &Record<'_>) {
+        let event_at = (record.time_ns != 0).then(|| Micros(i64::try_from(record.time_ns / 1000).unwrap_or(i64::MAX)));
+        let st = stamps(self.ctx.now, event_at, None);
+        let row = &mut d.row;
+        row.app = self.ctx.app.as_str().to_owned();
+        row.received_date = st.received_date;
+        row.received_at = st.received_at;
+        row.event_at = st.event_at;
+        row.occurred_at = st.occurred_at;
+        row.source = self.ctx.endpoint.source().to_owned();
+        row.trust = self.ctx.sender.trust.as_str().to_owned();
+        row.install_id = match (self.ctx.sender.trust, self.ctx.sender.install) {
+            (TrustClass::Anonymous, _) | (_, None) => d.claimed_install.take(),
+            (TrustClass::Keyed | TrustClass::Attested, Some(i)) => Some(i.to_string()),
+        };
+        if row.template_id.is_none() {
+            row.template_id = match (d.prompt.0.take(), d.prompt.1.take()) {
+                (Some(name), Some(version)) => Some(format!("{name}@{version}")),
+                (name, _) => name,
+            };
+        }
+        if row.bundle.is_none() {
+            row.bundle = d.bundle_id.take();
+        }
+        row.os = joined(&mut d.os);
+        row.sdk = joined(&mut d.sdk);
+    }
+
+    fn interaction(&mut self, mut d: Draft, record: &Record<'_>) {
+        let fallback = || match (record.trace_id.is_empty(), record.span_id.is_empty()) {
+            (false, false) => Some(format!("{}:{}", hex::encode(&record.trace_id), hex::encode(&record.span_id))),
+            _ => None,
+        };
+        let Some(id) = d.response_id.take().or_else(fallback) else {
+            let detail = "neither gen_ai.response.id nor trace and span ids are set";
+            return self.out.quarantine(Kind::Interaction, "no_interaction_id", detail);
+        };
+        if let Err(e) = InteractionId::new(id.as_str()) {
+            return self.out.quarantine(Kind::Interaction, "bad_interaction_id", e.to_string());
+        }
+        let limits = self.ctx.limits;
+        if d.row.chunk_ids.len() > limits.chunks {
+            let detail = format!("{} retrieved chunks, {} is the limit", d.row.chunk_ids.len(), limits.chunks);
+            return self.out.quarantine(Kind::Interaction, "too_many_chunks", detail);
+        }
+        if let Some(answer) = &d.answer
+            && d.row.detected.is_none()
+        {
+            d.row.detected = self.ctx.classify.and_then(|f| f(answer)).map(|l| l.as_str().to_owned());
+        }
+        if self.ctx.otlp_content {
+            let texts = (
+                d.question.take().map(|t| content(&t, "the input", limits)).transpose(),
+                d.answer.take().map(|t| content(&t, "the output", limits)).transpose(),
+            );
+            match texts {
+                (Ok(q), Ok(a)) => (d.row.question_text, d.row.answer_text) = (q, a),
+                (Err(e), _) | (_, Err(e)) => return self.out.quarantine(Kind::Interaction, "text_too_long", e),
+            }
+        }
+        align_chunks(&mut d.row);
+        d.row.interaction_id = id;
+        self.traces.push(record.trace_id.clone());
+        self.out.interactions.push(d.row);
+    }
+
+    /// `gen_ai.evaluation.result` named `user_feedback`.
+    fn feedback(&mut self, d: Draft) {
+        if d.evaluation.as_deref().is_some_and(|n| n != "user_feedback") {
+            let detail = "only gen_ai.evaluation.name = user_feedback is kept";
+            return self.out.quarantine(Kind::Feedback, "unsupported_evaluation", detail);
+        }
+        let Some(id) = d.response_id.filter(|id| InteractionId::new(id.as_str()).is_ok()) else {
+            let detail = "gen_ai.response.id is missing or not a valid id";
+            return self.out.quarantine(Kind::Feedback, "no_interaction_id", detail);
+        };
+        let word = d.label.unwrap_or_default();
+        // A person who asks for another answer rejected this one.
+        let label = match word.as_str() {
+            "regenerated" => Ok(LabelKind::Rejected),
+            other => other.parse::<LabelKind>(),
+        };
+        let Ok(label) = label else {
+            return self.out.quarantine(Kind::Feedback, "unknown_label", format!("score label `{word}`"));
+        };
+        let row = d.row;
+        self.out.feedback.push(FeedbackRow {
+            app: row.app,
+            received_date: row.received_date,
+            received_at: row.received_at,
+            event_at: row.event_at,
+            occurred_at: row.occurred_at,
+            sent_at: None,
+            source: row.source,
+            trust: row.trust,
+            install_id: row.install_id,
+            batch_seq: None,
+            interaction_id: id,
+            label: label.as_str().to_owned(),
+            reason: d.reason.as_deref().map(mask).as_deref().and_then(short),
+            score: d.score,
+            nonfinite_fields: row.nonfinite_fields,
+        });
+    }
+
+    fn device(&mut self, d: Draft) {
+        let word = d.device_event.unwrap_or_default();
+        let parsed = serde_json::from_value::<DeviceEventKind>(word.as_str().into());
+        let Ok(kind) = parsed else {
+            return self.out.quarantine(Kind::Device, "unknown_device_event", format!("fleet.device.event `{word}`"));
+        };
+        let row = d.row;
+        self.out.device_events.push(DeviceEventRow {
+            app: row.app,
+            received_date: row.received_date,
+            received_at: row.received_at,
+            event_at: row.event_at,
+            occurred_at: row.occurred_at,
+            sent_at: None,
+            source: row.source,
+            trust: row.trust,
+            install_id: row.install_id,
+            batch_seq: None,
+            event: kind.as_str().to_owned(),
+            bundle: row.bundle,
+            rollout_id: row.rollout_id,
+            phase: row.phase,
+            arm: row.arm,
+            load_ms: row.load_ms,
+            reason: d.reason.as_deref().and_then(short),
+            device_class: row.device_class,
+            device_model: row.device_model,
+            soc: row.soc,
+            ram_bytes: row.ram_bytes,
+            os: row.os,
+            locale: row.locale,
+            app_version: row.app_version,
+            runtime: row.runtime,
+            sdk: row.sdk,
+            nonfinite_fields: row.nonfinite_fields,
+        });
+    }
+}
+
+impl Sink for Mapper<'_> {
+    fn record(&mut self, resource: &[Attribute<'_>], record: Record<'_>) {
+        self.seen += 1;
+        let mut d = self.draft(resource, &record);
+        self.common(&mut d, &record);
+        if let Some(id) = d.batch_id.take() {
+            self.out.batch_id = Some(id);
+        }
+        let name = if record.is_span { "" } else { d.event_name.as_deref().unwrap_or(&record.name) };
+        match (name, d.row.operation.as_deref()) {
+            ("gen_ai.evaluation.result", _) => self.feedback(d),
+            ("fleet.device", _) => self.device(d),
+            ("gen_ai.client.inference.operation.details", _)
+            | ("", Some("chat" | "generate_content" | "text_completion")) => self.interaction(d, &record),
+            ("", Some("retrieval")) if record.is_span && !record.trace_id.is_empty() => {
+                align_chunks(&mut d.row);
+                self.retrievals.entry(record.trace_id.clone()).or_default().push(Retrieval {
+                    ids: d.row.chunk_ids,
+                    versions: d.row.chunk_versions,
+                    scores: d.row.chunk_scores,
+                    hidden: d.row.chunk_hidden,
+                });
+            }
+            _ => {
+                let detail = format!("`{}` is no answer, feedback or device event", short(&record.name).unwrap_or_default());
+                self.out.quarantine(Kind::Unknown, "unsupported_record", detail);
+            }
+        }
+        for event in record.events {
+            if event.name == "gen_ai.evaluation.result" {
+                self.seen += 1;
+                let mut d = self.draft(resource, &event);
+                self.common(&mut d, &event);
+                self.feedback(d);
+            }
+        }
+    }
+
+    fn broken(&mut self, reason: &'static str, detail: String) {
+        self.seen += 1;
+        self.out.quarantine(Kind::Unknown, reason, detail);
+    }
+
+    fn seen(&self) -> usize {
+        self.seen
+    }
+}
+
+fn joined(pair: &mut (Option<String>, Option<String>)) -> Option<String> {
+    match (pair.0.take(), pair.1.take()) {
+        (Some(a), Some(b)) => Some(format!("{a} {b}")),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Makes the four chunk lists equally long; `id@version` in the id sets the version.
+fn align_chunks(row: &mut InteractionRow) {
+    let n = row.chunk_ids.len();
+    let given = row.chunk_versions.len() == n;
+    row.chunk_versions.resize(n, 0);
+    row.chunk_scores.resize(n, 0.0);
+    row.chunk_hidden.resize(n, false);
+    for (id, version) in row.chunk_ids.iter_mut().zip(&mut row.chunk_versions) {
+        if !given
+            && let Some((head, tail)) = id.rsplit_once('@')
+            && let Ok(v) = tail.parse()
+        {
+            *version = v;
+            *id = head.to_owned();
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Attribute values and records as both walkers see them: borrowed from the body wherever possible.
+
+use std::borrow::Cow;
+
+/// An OTLP `AnyValue`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value<'a> {
+    Null,
+    Text(Cow<'a, str>),
+    Bool(bool),
+    Int(i64),
+    /// Also carries NaN and infinities; the mapper turns them into NULL.
+    Double(f64),
+    List(Vec<Value<'a>>),
+    /// Maps and bytes: kept only as text in `attrs`.
+    Other(String),
+}
+
+impl Value<'_> {
+    /// Text form for a text column.
+    #[must_use]
+    pub fn to_text(&self) -> Option<String> {
+        match self {
+            Self::Null => None,
+            Self::Text(s) => Some(s.to_string()),
+            Self::Bool(b) => Some(b.to_string()),
+            Self::Int(i) => Some(i.to_string()),
+            Self::Double(d) => d.is_finite().then(|| d.to_string()),
+            Self::List(items) => {
+                let parts: Vec<String> = items.iter().filter_map(Value::to_text).collect();
+                serde_json::to_string(&parts).ok()
+            }
+            Self::Other(s) => Some(s.clone()),
+        }
+    }
+    /// Whole number; a double with a fraction is none.
+    #[must_use]
+    pub fn to_int(&self) -> Option<i64> {
+        match self {
+            Self::Int(i) => Some(*i),
+            Self::Double(d) if d.fract() == 0.0 && d.abs() < 9.0e15 => Some(*d as i64),
+            Self::Text(s) => s.parse().ok(),
+            Self::Null | Self::Bool(_) | Self::Double(_) | Self::List(_) | Self::Other(_) => None,
+        }
+    }
+    /// Floating point number, possibly not finite.
+    #[must_use]
+    pub fn to_double(&self) -> Option<f64> {
+        match self {
+            Self::Int(i) => Some(*i as f64),
+            Self::Double(d) => Some(*d),
+            Self::Text(s) => s.parse().ok(),
+            Self::Null | Self::Bool(_) | Self::List(_) | Self::Other(_) => None,
+        }
+    }
+    /// Truth value, also from text.
+    #[must_use]
+    pub fn to_bool(&self) -> Option<bool> {
+        match self {
+            Self::Bool(b) => Some(*b),
+            Self::Text(s) => s.parse().ok(),
+            Self::Null | Self::Int(_) | Self::Double(_) | Self::List(_) | Self::Other(_) => None,
+        }
+    }
+}
+
+/// A key with its value.
+pub type Attribute<'a> = (Cow<'a, str>, Value<'a>);
+
+/// One log record, span, or span event.
+#[derive(Debug, Clone, Default)]
+pub struct Record<'a> {
+    /// Event name of a log record, name of a span.
+    pub name: Cow<'a, str>,
+    pub is_span: bool,
+    /// Start of a span, or the time of a log record; 0 = not given.
+    pub time_ns: u64,
+    pub end_ns: u64,
+    pub trace_id: Vec<u8>,
+    pub span_id: Vec<u8>,
+    pub attributes: Vec<Attribute<'a>>,
+    pub events: Vec<Record<'a>>,
+    /// Strings in which invalid UTF-8 was replaced by U+FFFD.
+    pub repaired: u32,
+}
+
+/// Text of `bytes`; invalid UTF-8 is repaired and counted (SDKs that cut strings by bytes send it).
+pub fn text<'a>(bytes: &'a [u8], repaired: &mut u32) -> Cow<'a, str> {
+    let out = String::from_utf8_lossy(bytes);
+    if matches!(out, Cow::Owned(_)) {
+        *repaired += 1;
+    }
+    out
+}
+
+/// Receives what a walker finds.
+pub trait Sink {
+    /// A record with the attributes of its resource.
+    fn record(&mut self, resource: &[Attribute<'_>], record: Record<'_>);
+    /// A record that could not be read.
+    fn broken(&mut self, reason: &'static str, detail: String);
+    /// Records seen so far, kept or not.
+    fn seen(&self) -> usize;
+}

@@ -1,0 +1,299 @@
+//! The tables of the lake, version 1: one Rust struct per table, from which the Arrow schema and the encoder are
+//! made. Columns are only ever added, at the end; a renamed or removed column needs a new table.
+//!
+//! Every table is partitioned by `app`, then `received_date` (the day of receipt, so that late phones never reopen
+//! an old partition). Times are UTC microseconds. Numbers that were NaN or infinite on the wire are NULL and counted
+//! in `nonfinite_fields`.
+
+use crate::column::{Attrs, Column, Day, Micros};
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::datatypes::{Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use std::sync::{Arc, OnceLock};
+
+/// Version of the table schemas below; stored in their Arrow metadata.
+pub const SCHEMA_VERSION: &str = "1";
+
+/// The tables. `Outcomes` is derived by a pipeline step; the others are filled by ingest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Table {
+    Interactions,
+    Feedback,
+    DeviceEvents,
+    Dispositions,
+    Outcomes,
+}
+
+impl Table {
+    /// Every table.
+    pub const ALL: [Self; 5] =
+        [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions, Self::Outcomes];
+    /// Tables whose rows come through the write-ahead log.
+    pub const INGESTED: [Self; 4] = [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions];
+
+    /// Name in SQL, and of the folder.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Interactions => "interactions",
+            Self::Feedback => "feedback",
+            Self::DeviceEvents => "device_events",
+            Self::Dispositions => "dispositions",
+            Self::Outcomes => "outcomes",
+        }
+    }
+    /// The table called `name`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.name() == name)
+    }
+    /// Arrow schema of the stored rows.
+    #[must_use]
+    pub fn schema(self) -> SchemaRef {
+        match self {
+            Self::Interactions => InteractionRow::schema(),
+            Self::Feedback => FeedbackRow::schema(),
+            Self::DeviceEvents => DeviceEventRow::schema(),
+            Self::Dispositions => DispositionRow::schema(),
+            Self::Outcomes => OutcomeRow::schema(),
+        }
+    }
+}
+
+macro_rules! table {
+    ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Default)]
+        pub struct $name { $($(#[$fdoc])* pub $field: $ty),+ }
+
+        impl $name {
+            /// Arrow schema of the stored rows.
+            #[must_use]
+            pub fn schema() -> SchemaRef {
+                static SCHEMA: OnceLock<SchemaRef> = OnceLock::new();
+                Arc::clone(SCHEMA.get_or_init(|| {
+                    let fields = vec![$(
+                        Field::new(stringify!($field), <$ty as Column>::data_type(), <$ty as Column>::NULLABLE)
+                    ),+];
+                    let version = [("flywheel.schema".to_owned(), SCHEMA_VERSION.to_owned())];
+                    Arc::new(Schema::new_with_metadata(fields, version.into()))
+                }))
+            }
+            /// Encodes rows in the order of the schema.
+            ///
+            /// # Errors
+            /// When Arrow refuses the columns, which would be a bug in this crate.
+            pub fn encode(rows: &[Self]) -> Result<RecordBatch, ArrowError> {
+                let columns: Vec<ArrayRef> = vec![$({
+                    let mut b = <$ty as Column>::builder(rows.len());
+                    for row in rows { Column::append(&row.$field, &mut b); }
+                    Arc::new(b.finish()) as ArrayRef
+                }),+];
+                RecordBatch::try_new(Self::schema(), columns)
+            }
+        }
+    };
+}
+
+table! {
+    /// One answer of a model on a device.
+    InteractionRow {
+        app: String,
+        received_date: Day,
+        /// Receipt, business clock.
+        received_at: Micros,
+        /// Device clock as sent.
+        event_at: Option<Micros>,
+        /// Best estimate of when it happened: `event_at`, moved by the drift seen in `sent_at` when that is large;
+        /// the receipt when the device clock is absurd.
+        occurred_at: Micros,
+        sent_at: Option<Micros>,
+        /// `events`, `feedback`, `otlp_traces` or `otlp_logs`.
+        source: String,
+        /// Trust class word.
+        trust: String,
+        /// Proven by the signature when `trust` is `keyed`, otherwise only claimed.
+        install_id: Option<String>,
+        batch_seq: Option<i64>,
+        interaction_id: String,
+        template_id: Option<String>,
+        /// Manifest digest, or the bundle name as an OTLP client gave it.
+        bundle: Option<String>,
+        rollout_id: Option<String>,
+        phase: Option<i32>,
+        /// `control` or `treatment`.
+        arm: Option<String>,
+        /// Retrieved chunks in rank order; the four lists are parallel.
+        chunk_ids: Vec<String>,
+        /// 0 = the client did not say.
+        chunk_versions: Vec<i32>,
+        chunk_scores: Vec<f32>,
+        chunk_hidden: Vec<bool>,
+        index_version: Option<i64>,
+        ttft_ms: Option<f64>,
+        ttfv_ms: Option<f64>,
+        decode_tokens_per_s: Option<f64>,
+        input_tokens: Option<i64>,
+        output_tokens: Option<i64>,
+        peak_memory_bytes: Option<i64>,
+        memory_metric: Option<String>,
+        energy_mj: Option<f64>,
+        load_ms: Option<f64>,
+        cold_start: Option<bool>,
+        operation: Option<String>,
+        provider: Option<String>,
+        request_model: Option<String>,
+        response_model: Option<String>,
+        quantization: Option<String>,
+        finish_reason: Option<String>,
+        session_id: Option<String>,
+        device_class: Option<String>,
+        device_model: Option<String>,
+        soc: Option<String>,
+        ram_bytes: Option<i64>,
+        os: Option<String>,
+        locale: Option<String>,
+        app_version: Option<String>,
+        runtime: Option<String>,
+        sdk: Option<String>,
+        /// `refused` or `abstained` when a detector said so.
+        detected: Option<String>,
+        /// Masked; only when the user agreed.
+        question_text: Option<String>,
+        /// Masked; without a `<think>` span.
+        answer_text: Option<String>,
+        nonfinite_fields: i32,
+        /// Attributes that did not fit the limits.
+        dropped_attrs: i32,
+        attrs: Attrs,
+    }
+}
+
+table! {
+    /// A person's judgement about one interaction.
+    FeedbackRow {
+        app: String,
+        received_date: Day,
+        received_at: Micros,
+        event_at: Option<Micros>,
+        occurred_at: Micros,
+        sent_at: Option<Micros>,
+        source: String,
+        trust: String,
+        install_id: Option<String>,
+        batch_seq: Option<i64>,
+        interaction_id: String,
+        /// Label word of `LabelKind`.
+        label: String,
+        /// Masked.
+        reason: Option<String>,
+        score: Option<f64>,
+        nonfinite_fields: i32,
+    }
+}
+
+table! {
+    /// What happened to a model on a device.
+    DeviceEventRow {
+        app: String,
+        received_date: Day,
+        received_at: Micros,
+        event_at: Option<Micros>,
+        occurred_at: Micros,
+        sent_at: Option<Micros>,
+        source: String,
+        trust: String,
+        install_id: Option<String>,
+        batch_seq: Option<i64>,
+        /// Word of `DeviceEventKind`.
+        event: String,
+        bundle: Option<String>,
+        rollout_id: Option<String>,
+        phase: Option<i32>,
+        arm: Option<String>,
+        load_ms: Option<f64>,
+        reason: Option<String>,
+        device_class: Option<String>,
+        device_model: Option<String>,
+        soc: Option<String>,
+        ram_bytes: Option<i64>,
+        os: Option<String>,
+        locale: Option<String>,
+        app_version: Option<String>,
+        runtime: Option<String>,
+        sdk: Option<String>,
+        nonfinite_fields: i32,
+    }
+}
+
+table! {
+    /// How many received items ended how; the sum over an app is everything that was received (invariant 1).
+    DispositionRow {
+        app: String,
+        received_date: Day,
+        received_at: Micros,
+        source: String,
+        /// `interaction`, `feedback`, `device`, `unknown` or `request`.
+        kind: String,
+        trust: String,
+        /// `stored`, `duplicate`, `quarantined` or `refused_intake`.
+        disposition: String,
+        reason: Option<String>,
+        items: i64,
+    }
+}
+
+table! {
+    /// One labelled interaction, derived by a pipeline step; rebuildable from the other tables.
+    OutcomeRow {
+        app: String,
+        /// Day of receipt of the label.
+        received_date: Day,
+        /// Receipt of the label, business clock.
+        received_at: Micros,
+        interaction_date: Day,
+        interaction_at: Micros,
+        interaction_id: String,
+        install_id: Option<String>,
+        trust: String,
+        template_id: Option<String>,
+        bundle: Option<String>,
+        device_class: Option<String>,
+        locale: Option<String>,
+        rollout_id: Option<String>,
+        phase: Option<i32>,
+        arm: Option<String>,
+        label: String,
+        detected: Option<String>,
+    }
+}
+
+/// Rows of several tables that belong together: one request, or one record of the log.
+#[derive(Debug, Clone, Default)]
+pub struct TableRows {
+    slots: [Option<RecordBatch>; Table::INGESTED.len()],
+}
+
+impl TableRows {
+    /// Rows of `table`, if there are any.
+    #[must_use]
+    pub fn get(&self, table: Table) -> Option<&RecordBatch> {
+        self.slots.get(table as usize).and_then(Option::as_ref)
+    }
+    /// Sets the rows of an ingested table; empty batches are dropped, `Outcomes` is ignored.
+    pub fn set(&mut self, table: Table, rows: RecordBatch) {
+        if let Some(slot) = self.slots.get_mut(table as usize) {
+            *slot = (rows.num_rows() > 0).then_some(rows);
+        }
+    }
+    /// Memory held by the batches, bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.slots.iter().flatten().map(RecordBatch::get_array_memory_size).sum()
+    }
+    /// Rows over all tables.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.slots.iter().flatten().map(RecordBatch::num_rows).sum()
+    }
+}
