@@ -1,0 +1,144 @@
+//! The grid of representable values of a block, and the weights of the scale search.
+
+/// Most sub-blocks in a block (Q6_K).
+const MAX_SUB: usize = 16;
+
+/// Representable values of one block: `step[s] * (level - zero) - min[s]` for a weight of sub-block `s`,
+/// evaluated in `f32` exactly as the decoder does.
+#[derive(Debug, Clone)]
+pub struct Grid {
+    /// Weights in a sub-block.
+    pub sub_len: usize,
+    pub step: [f32; MAX_SUB],
+    pub min: [f32; MAX_SUB],
+    /// Level that stands for `-min`.
+    pub zero: i32,
+    pub lowest: i32,
+    pub highest: i32,
+}
+
+impl Grid {
+    pub(crate) fn new(sub_len: usize, zero: i32, lowest: i32, highest: i32) -> Self {
+        Self { sub_len, step: [0.0; MAX_SUB], min: [0.0; MAX_SUB], zero, lowest, highest }
+    }
+    /// Nearest level of weight `i` with value `x`.
+    #[must_use]
+    pub fn level(&self, i: usize, x: f32) -> i8 {
+        let s = i / self.sub_len;
+        let step = self.step[s];
+        let level = if step == 0.0 { 0.0 } else { nearest((x + self.min[s]) / step) } as i32 + self.zero;
+        level.clamp(self.lowest, self.highest) as i8
+    }
+    /// Value of level `level` for weight `i`.
+    #[must_use]
+    pub fn value(&self, i: usize, level: i8) -> f32 {
+        let s = i / self.sub_len;
+        self.step[s] * (i32::from(level) - self.zero) as f32 - self.min[s]
+    }
+    /// Nearest levels of a whole block, the same as [`Grid::level`] for each.
+    pub fn round(&self, x: &[f32], levels: &mut [i8]) {
+        let (lo, hi) = ((self.lowest - self.zero) as f32, (self.highest - self.zero) as f32);
+        let parts = levels.chunks_mut(self.sub_len).zip(x.chunks(self.sub_len));
+        for ((levels, x), (&step, &min)) in parts.zip(self.step.iter().zip(&self.min)) {
+            for (l, &x) in levels.iter_mut().zip(x) {
+                let level = if step == 0.0 { 0.0 } else { nearest((x + min) / step) };
+                *l = (level.clamp(lo, hi) as i32 + self.zero) as i8;
+            }
+        }
+    }
+}
+
+/// Nearest integer, ties to even, for |x| < 2^22; a form that compilers vectorise without special instructions.
+#[inline(always)]
+pub(super) fn nearest(x: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it pushes the fraction out of the mantissa
+    (x.clamp(-4.0e6, 4.0e6) + MAGIC) - MAGIC
+}
+
+/// Weights of the squared error of a sub-block: importance times `sqrt(sigma² + x²)`, where sigma² is twice the
+/// mean square of the whole block. Large weights count more, since their error meets the same activations.
+pub(super) fn error_weights(x: &[f32], importance: Option<&[f32]>, sigma2: f32, out: &mut [f32]) {
+    for (o, x) in out.iter_mut().zip(x) {
+        *o = (sigma2 + x * x).sqrt();
+    }
+    if let Some(importance) = importance {
+        for (o, q) in out.iter_mut().zip(importance) {
+            *o *= q;
+        }
+    }
+    // Zero importance (a dead input, or a broken calibration) must not leave the fit undetermined.
+    if !out.iter().any(|w| *w > 0.0) {
+        out.fill(1.0);
+    }
+}
+
+/// Twice the mean square.
+pub(super) fn sigma2(x: &[f32]) -> f32 {
+    2.0 * x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32
+}
+
+/// Least-squares scale for `x ≈ scale * level`, levels in `-n..n` (`n` = half the number of levels).
+/// Tries 19 scales around the largest magnitude, each with both signs, since the negative side has one level more.
+pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: i32) -> f32 {
+    let extreme = x.iter().fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
+    if extreme.abs() < 1e-15 {
+        return 0.0;
+    }
+    let (lo, hi) = (-(n as f32), (n - 1) as f32);
+    let mut best = (-1.0f32, 0.0f32);
+    for sign in [-1.0, 1.0] {
+        for k in -9..=9 {
+            let inverse = sign * (n as f32 + 0.1 * k as f32) / extreme;
+            let (lx, ll) = project(x, w, inverse, lo, hi);
+            // Best scale for these levels is lx/ll, and it removes lx²/ll of the error.
+            if ll > 0.0 && lx * lx > best.0 * ll {
+                best = (lx * lx / ll, lx / ll);
+            }
+        }
+    }
+    best.1
+}
+
+/// `Σ w x l` and `Σ w l²` for the levels `l = clamp(round(inverse * x))`.
+fn project<const N: usize>(x: &[f32; N], w: &[f32; N], inverse: f32, lo: f32, hi: f32) -> (f32, f32) {
+    const LANES: usize = 8;
+    let (mut lx, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);
+    for (x, w) in x.as_chunks::<LANES>().0.iter().zip(w.as_chunks::<LANES>().0) {
+        for i in 0..LANES {
+            let l = nearest(inverse * x[i]).clamp(lo, hi);
+            lx[i] += w[i] * x[i] * l;
+            ll[i] += w[i] * l * l;
+        }
+    }
+    (lx.iter().sum(), ll.iter().sum())
+}
+
+/// Quantises non-negative sub-scales to `0..=max` with one step: weighted least squares over 17 candidates.
+/// Returns the step; levels are the nearest ones.
+pub(super) fn positive(x: &[f32], w: &[f32], max: f32) -> f32 {
+    let top = x.iter().copied().fold(0.0f32, f32::max);
+    if top < 1e-15 {
+        return 0.0;
+    }
+    let error = |step: f32| -> f32 {
+        x.iter().zip(w).map(|(x, w)| w * (x - step * nearest(x / step).clamp(0.0, max)).powi(2)).sum()
+    };
+    let mut best = (error(top / max), top / max);
+    for k in -8..=8 {
+        let inverse = (max + 0.25 * k as f32) / top;
+        let (mut lx, mut ll) = (0.0f32, 0.0f32);
+        for (x, w) in x.iter().zip(w) {
+            let l = nearest(inverse * x).clamp(0.0, max);
+            lx += w * x * l;
+            ll += w * l * l;
+        }
+        if ll > 0.0 {
+            let step = lx / ll;
+            let e = error(step);
+            if e < best.0 {
+                best = (e, step);
+            }
+        }
+    }
+    best.1
+}

@@ -1,0 +1,18 @@
+//! Models on the server: GGUF files, block codecs, tokenizers, decoders, one sentence encoder, quantisation,
+//! LoRA training and evaluation.
+//!
+//! Pure computation over files it is given: no network, no clock, no database. What it does not know (a tensor
+//! type, a pre-tokenizer, a chat template) it refuses by name instead of guessing.
+
+pub mod codec;
+pub mod encoder;
+pub mod eval;
+pub mod gguf;
+mod linalg;
+pub mod model;
+pub mod quantize;
+pub mod tokenizer;
+pub mod train;
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,0 +1,120 @@
+//! Products of plain f32 matrices, packed on the way: adapter weights, attention gradients.
+
+use super::kernel::{LANES, Panel, SharedMut, Target, tiles};
+use super::packed::{each_panel, k_blocks, with_rows, with_wide};
+
+/// The right-hand side of a product, row-major with `stride` values from row to row.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    data: &'a [f32],
+    stride: usize,
+    transposed: bool,
+}
+
+impl<'a> Operand<'a> {
+    /// `B` is stored `k × n`.
+    pub fn rows(data: &'a [f32], stride: usize) -> Self {
+        Self { data, stride, transposed: false }
+    }
+    /// `B` is stored `n × k`, so the product is `A · Bᵀ` of what is stored.
+    pub fn transposed(data: &'a [f32], stride: usize) -> Self {
+        Self { data, stride, transposed: true }
+    }
+
+    /// Panel `[k][32]` of columns `col..col + width`, steps `from..from + k`.
+    fn panel(&self, col: usize, width: usize, from: usize, k: usize, out: &mut [f32]) {
+        if self.transposed {
+            out.fill(0.0);
+            for lane in 0..width {
+                let row = &self.data[(col + lane) * self.stride + from..][..k];
+                for (step, v) in out.chunks_exact_mut(LANES).zip(row) {
+                    step[lane] = *v;
+                }
+            }
+        } else {
+            for (i, step) in out.chunks_exact_mut(LANES).take(k).enumerate() {
+                step[..width].copy_from_slice(&self.data[(from + i) * self.stride + col..][..width]);
+                step[width..].fill(0.0);
+            }
+        }
+    }
+}
+
+/// `c[m, n] (+)= a[m, k] · B`, with `a_stride` and `c_stride` values from row to row.
+#[allow(clippy::too_many_arguments, reason = "the shape of a matrix product; a struct would only rename them")]
+pub(crate) fn gemm(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: &[f32],
+    a_stride: usize,
+    b: Operand<'_>,
+    c: &mut [f32],
+    c_stride: usize,
+    add: bool,
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!((m - 1) * c_stride + n <= c.len(), "matrix product: the result does not fit");
+    if k == 0 {
+        if !add {
+            (0..m).for_each(|r| c[r * c_stride..r * c_stride + n].fill(0.0));
+        }
+        return;
+    }
+    let c = SharedMut::new(c);
+    with_rows(a, a_stride, m, k, |a| {
+        each_panel(n, m * k * LANES, |p| {
+            let cols = LANES.min(n - p * LANES);
+            for (from, len) in k_blocks(k) {
+                with_wide(len * LANES, |wide| {
+                    b.panel(p * LANES, cols, from, len, wide);
+                    let out = Target { c, at: p * LANES, stride: c_stride, cols, add: add || from > 0 };
+                    // SAFETY: panel `p` is the only writer of its columns of `c`.
+                    unsafe { tiles(a, from, len, Panel::F32(wide), out) }
+                });
+            }
+        });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_layouts_and_strides_agree_with_the_plain_sum() {
+        let (m, n, k, pad) = (7, 45, 901, 3);
+        let a: Vec<f32> = (0..m * (k + pad)).map(|i| ((i * 31) % 17) as f32 - 8.0).collect();
+        let b: Vec<f32> = (0..k * (n + pad)).map(|i| ((i * 13) % 11) as f32 - 5.0).collect();
+        let mut bt = vec![0.0; n * (k + pad)];
+        for i in 0..k {
+            for j in 0..n {
+                bt[j * (k + pad) + i] = b[i * (n + pad) + j];
+            }
+        }
+        let mut want = vec![0.5f32; m * (n + 1)];
+        for i in 0..m {
+            for j in 0..n {
+                want[i * (n + 1) + j] += (0..k).map(|l| a[i * (k + pad) + l] * b[l * (n + pad) + j]).sum::<f32>();
+            }
+        }
+        for op in [Operand::rows(&b, n + pad), Operand::transposed(&bt, k + pad)] {
+            let mut c = vec![0.5f32; m * (n + 1)];
+            gemm(m, n, k, &a, k + pad, op, &mut c, n + 1, true);
+            assert_eq!(c, want); // small integers: exact
+        }
+        let mut c = vec![7.0f32; 6];
+        gemm(2, 2, 0, &a, 5, Operand::rows(&b, 2), &mut c, 3, false);
+        assert_eq!(c, [0.0, 0.0, 7.0, 0.0, 0.0, 7.0]);
+    }
+
+    #[test]
+    fn a_block_is_transposed() {
+        let from: [f32; LANES * LANES] = std::array::from_fn(|i| i as f32);
+        let mut to = [0.0; LANES * LANES];
+        super::super::ops::transpose_block(&from, &mut to);
+        assert!((0..LANES * LANES).all(|i| to[i % LANES * LANES + i / LANES] == from[i]));
+    }
+}

@@ -1,0 +1,375 @@
+//! The one inner loop: a tile of up to [`MAX_ROWS`] rows times a panel of [`LANES`] columns.
+//!
+//! A panel holds, for each step `k`, the 32 column values side by side, so the loop is one broadcast and two
+//! (AVX-512) or four (AVX2) fused multiply-adds per row and step. Every output element is accumulated over `k`
+//! in rising order in all variants.
+
+use super::aligned::Aligned;
+use half::f16;
+
+/// Columns of a panel.
+pub(crate) const LANES: usize = 32;
+/// Most rows that one tile can have (24 accumulators of 16 lanes: all that AVX-512 has registers for).
+pub(crate) const MAX_ROWS: usize = 12;
+
+/// Instantiates a tile function for each number of rows and calls the right one.
+macro_rules! by_rows {
+    ($rows:expr, $f:ident $args:tt, $($n:literal)*) => {
+        match $rows { $($n => $f::<$n> $args,)* _ => unreachable!("tiles have at most {MAX_ROWS} rows") }
+    };
+}
+
+/// Rows per tile when `m` rows are cut into near-equal tiles.
+pub(crate) fn tile_rows(m: usize) -> usize {
+    m.div_ceil(m.div_ceil(MAX_ROWS).max(1)).max(1)
+}
+
+/// A panel in memory: `k * LANES` values.
+#[derive(Clone, Copy)]
+pub(crate) enum Panel<'a> {
+    F16(&'a [f16]),
+    F32(&'a [f32]),
+}
+
+impl Panel<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::F16(p) => p.len(),
+            Self::F32(p) => p.len(),
+        }
+    }
+}
+
+/// A mutable buffer that several threads write at places that never overlap.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedMut {
+    data: *mut f32,
+    len: usize,
+}
+// SAFETY: the constructor takes the buffer exclusively; users write disjoint ranges (see `tiles`, `row`).
+unsafe impl Send for SharedMut {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMut {}
+
+impl SharedMut {
+    pub fn new(buffer: &mut [f32]) -> Self {
+        Self { data: buffer.as_mut_ptr(), len: buffer.len() }
+    }
+    /// A part of the buffer.
+    ///
+    /// # Safety
+    /// No other thread may touch the same range meanwhile, and the buffer must outlive the result.
+    pub unsafe fn slice<'a>(self, from: usize, len: usize) -> &'a mut [f32] {
+        assert!(from.checked_add(len).is_some_and(|end| end <= self.len), "range outside the buffer");
+        // SAFETY: in bounds (checked), exclusive (the caller's promise).
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(from), len) }
+    }
+}
+
+/// Rows of a left-hand matrix, rearranged for the inner loop: tile by tile, in each tile step by step the
+/// values of its rows side by side (one address stream, whatever the number of rows).
+pub(crate) struct Rows<'a> {
+    data: &'a [f32],
+    m: usize,
+    k: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Packs `m` rows of `k` values, `stride` apart, into `buffer`.
+    pub fn pack(x: &[f32], stride: usize, m: usize, k: usize, buffer: &'a mut Aligned<f32>) -> Self {
+        buffer.reserve(m * k);
+        let step = tile_rows(m);
+        for from in (0..m).step_by(step) {
+            let rows = step.min(m - from);
+            let tile = &mut buffer[from * k..(from + rows) * k];
+            let x = &x[from * stride..];
+            by_rows!(rows, interleave(x, stride, k, tile), 1 2 3 4 5 6 7 8 9 10 11 12);
+        }
+        Self { data: &buffer[..m * k], m, k }
+    }
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.m
+    }
+}
+
+/// Writes `R` rows of `k` values side by side, step by step.
+fn interleave<const R: usize>(x: &[f32], stride: usize, k: usize, out: &mut [f32]) {
+    const BLOCK: usize = 16;
+    let whole = k / BLOCK * BLOCK;
+    let (body, tail) = out.split_at_mut(whole * R);
+    for (i, out) in body.chunks_exact_mut(BLOCK * R).enumerate() {
+        let mut block = [[0.0f32; BLOCK]; R];
+        for (r, block) in block.iter_mut().enumerate() {
+            block.copy_from_slice(&x[r * stride + i * BLOCK..][..BLOCK]);
+        }
+        for (j, out) in out.chunks_exact_mut(R).enumerate() {
+            for r in 0..R {
+                out[r] = block[r][j];
+            }
+        }
+    }
+    for (j, out) in tail.chunks_exact_mut(R).enumerate() {
+        for r in 0..R {
+            out[r] = x[r * stride + whole + j];
+        }
+    }
+}
+
+/// Widens f16 values.
+pub(crate) fn widen(from: &[f16], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len(), "widening into another length");
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+        // SAFETY: both features were detected.
+        return unsafe { widen_avx2(from, to) };
+    }
+    from.iter().zip(to).for_each(|(f, t)| *t = f.to_f32());
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+fn widen_avx2(from: &[f16], to: &mut [f32]) {
+    use std::arch::x86_64::*;
+    let (a, b) = (from.chunks_exact(8), to.chunks_exact_mut(8));
+    for (f, t) in a.zip(b) {
+        // SAFETY: both chunks have 8 values.
+        unsafe { _mm256_storeu_ps(t.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(f.as_ptr().cast()))) }
+    }
+    let whole = from.len() / 8 * 8;
+    from[whole..].iter().zip(&mut to[whole..]).for_each(|(f, t)| *t = f.to_f32());
+}
+
+/// Where a product goes: column `at` of a row-major matrix of `stride` values per row.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    pub c: SharedMut,
+    pub at: usize,
+    pub stride: usize,
+    /// Columns written, 1..=32.
+    pub cols: usize,
+    /// Continue the sums from what is there.
+    pub add: bool,
+}
+
+/// `c[r, ..cols] (+)= sum_k x[r, from + k] * panel[k, ..cols]` over the `steps` steps of `panel`.
+///
+/// # Safety
+/// No other thread may touch these columns of `out` meanwhile.
+pub(crate) unsafe fn tiles(x: &Rows<'_>, from: usize, steps: usize, panel: Panel<'_>, out: Target) {
+    if x.m == 0 {
+        return;
+    }
+    assert!(from + steps <= x.k, "steps outside the rows");
+    assert!(panel.len() >= steps * LANES && (1..=LANES).contains(&out.cols), "panel is too short");
+    assert!(out.at + (x.m - 1) * out.stride + out.cols <= out.c.len, "the result is too short");
+    let step = tile_rows(x.m);
+    for first in (0..x.m).step_by(step) {
+        let rows = step.min(x.m - first);
+        // SAFETY: all ranges were checked above; exclusivity of `c` is the caller's promise.
+        unsafe {
+            let job = Job {
+                k: steps,
+                x: x.data.as_ptr().add(first * x.k + from * rows),
+                c: out.c.data.add(out.at + first * out.stride),
+                x_step: rows,
+                c_stride: out.stride,
+                cols: out.cols,
+                add: out.add,
+            };
+            match panel {
+                Panel::F16(p) => run_f16(rows, &job, p.as_ptr()),
+                Panel::F32(p) => run_f32(rows, &job, p.as_ptr()),
+            }
+        }
+    }
+}
+
+/// Addresses of one tile.
+struct Job {
+    k: usize,
+    /// `[step][row]`.
+    x: *const f32,
+    c: *mut f32,
+    /// Values of `x` from step to step: the rows of the whole tile.
+    x_step: usize,
+    c_stride: usize,
+    cols: usize,
+    add: bool,
+}
+
+impl Job {
+    /// Reads row `r` of `c` into a full-width buffer (zero unless `add`).
+    unsafe fn load(&self, r: usize, out: &mut [f32; LANES]) {
+        *out = [0.0; LANES];
+        if self.add {
+            // SAFETY: `cols` values of row `r` are in bounds, checked by `tiles`.
+            unsafe { std::ptr::copy_nonoverlapping(self.c.add(r * self.c_stride), out.as_mut_ptr(), self.cols) }
+        }
+    }
+    unsafe fn store(&self, r: usize, from: &[f32; LANES]) {
+        // SAFETY: as for `load`.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.c.add(r * self.c_stride), self.cols) }
+    }
+}
+
+unsafe fn run_f32(rows: usize, job: &Job, panel: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: features are detected; ranges are the caller's promise.
+    unsafe {
+        if is_x86_feature_detected!("avx512f") {
+            return by_rows!(rows, tile512_f32(job, panel), 1 2 3 4 5 6 7 8 9 10 11 12);
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return halves(rows, job, panel, |r, j, p| by_rows!(r, tile256_f32(j, p), 1 2 3 4 5 6));
+        }
+    }
+    // SAFETY: as above.
+    unsafe { by_rows!(rows, tile_plain(job, |i| *panel.add(i)), 1 2 3 4 5 6 7 8 9 10 11 12) }
+}
+
+unsafe fn run_f16(rows: usize, job: &Job, panel: *const f16) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: features are detected; ranges are the caller's promise.
+    unsafe {
+        if is_x86_feature_detected!("avx512f") {
+            return by_rows!(rows, tile512_f16(job, panel), 1 2 3 4 5 6 7 8 9 10 11 12);
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+            return halves(rows, job, panel, |r, j, p| by_rows!(r, tile256_f16(j, p), 1 2 3 4 5 6));
+        }
+    }
+    // SAFETY: as above.
+    unsafe { by_rows!(rows, tile_plain(job, |i| (*panel.add(i)).to_f32()), 1 2 3 4 5 6 7 8 9 10 11 12) }
+}
+
+/// AVX2 has half the registers of AVX-512: at most 6 rows and 16 columns at a time.
+#[cfg(target_arch = "x86_64")]
+unsafe fn halves<T>(rows: usize, job: &Job, panel: *const T, f: impl Fn(usize, &Job, *const T)) {
+    const HALF: usize = LANES / 2;
+    for (at, cols) in [(0, job.cols.min(HALF)), (HALF, job.cols.saturating_sub(HALF))] {
+        for from in (0..rows).step_by(MAX_ROWS / 2) {
+            if cols == 0 {
+                continue;
+            }
+            // SAFETY: a part of the tile that the caller vouches for.
+            let (x, c) = unsafe { (job.x.add(from), job.c.add(from * job.c_stride + at)) };
+            let part = Job { x, c, cols, ..*job };
+            // SAFETY: `at < LANES`, and a panel has at least one step whenever `k > 0`.
+            f((rows - from).min(MAX_ROWS / 2), &part, unsafe { panel.add(at) });
+        }
+    }
+}
+
+macro_rules! tile512 {
+    ($name:ident, $t:ty, $at:ident => $load:expr) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn $name<const R: usize>(job: &Job, panel: *const $t) {
+            use std::arch::x86_64::*;
+            // SAFETY: every address is inside the ranges that `tiles` checked.
+            unsafe {
+                let full = job.cols == LANES;
+                let mut acc = [[_mm512_setzero_ps(); 2]; R];
+                if job.add {
+                    let mut row = [0.0f32; LANES];
+                    for r in 0..R {
+                        job.load(r, &mut row);
+                        acc[r] = [_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(row.as_ptr().add(16))];
+                    }
+                }
+                let (mut $at, mut x_at) = (panel, job.x);
+                for _ in 0..job.k {
+                    let w: [__m512; 2] = $load;
+                    for r in 0..R {
+                        let x = _mm512_set1_ps(*x_at.add(r));
+                        acc[r][0] = _mm512_fmadd_ps(x, w[0], acc[r][0]);
+                        acc[r][1] = _mm512_fmadd_ps(x, w[1], acc[r][1]);
+                    }
+                    ($at, x_at) = ($at.add(LANES), x_at.add(R));
+                }
+                for r in 0..R {
+                    if full {
+                        _mm512_storeu_ps(job.c.add(r * job.c_stride), acc[r][0]);
+                        _mm512_storeu_ps(job.c.add(r * job.c_stride + 16), acc[r][1]);
+                    } else {
+                        let mut row = [0.0f32; LANES];
+                        _mm512_storeu_ps(row.as_mut_ptr(), acc[r][0]);
+                        _mm512_storeu_ps(row.as_mut_ptr().add(16), acc[r][1]);
+                        job.store(r, &row);
+                    }
+                }
+            }
+        }
+    };
+}
+tile512!(tile512_f32, f32, p => [_mm512_loadu_ps(p), _mm512_loadu_ps(p.add(16))]);
+tile512!(tile512_f16, f16, p => [
+    _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
+    _mm512_cvtph_ps(_mm256_loadu_si256(p.add(16).cast())),
+]);
+
+macro_rules! tile256 {
+    ($name:ident, $t:ty, $at:ident => $load:expr) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn $name<const R: usize>(job: &Job, panel: *const $t) {
+            use std::arch::x86_64::*;
+            // SAFETY: every address is inside the ranges that `tiles` checked.
+            unsafe {
+                let mut acc = [[_mm256_setzero_ps(); 2]; R];
+                let mut row = [0.0f32; LANES];
+                if job.add {
+                    for r in 0..R {
+                        job.load(r, &mut row);
+                        acc[r] = [_mm256_loadu_ps(row.as_ptr()), _mm256_loadu_ps(row.as_ptr().add(8))];
+                    }
+                }
+                let (mut $at, mut x_at) = (panel, job.x);
+                for _ in 0..job.k {
+                    let w: [__m256; 2] = $load;
+                    for r in 0..R {
+                        let x = _mm256_set1_ps(*x_at.add(r));
+                        acc[r][0] = _mm256_fmadd_ps(x, w[0], acc[r][0]);
+                        acc[r][1] = _mm256_fmadd_ps(x, w[1], acc[r][1]);
+                    }
+                    ($at, x_at) = ($at.wrapping_add(LANES), x_at.wrapping_add(job.x_step));
+                }
+                for r in 0..R {
+                    _mm256_storeu_ps(row.as_mut_ptr(), acc[r][0]);
+                    _mm256_storeu_ps(row.as_mut_ptr().add(8), acc[r][1]);
+                    job.store(r, &row);
+                }
+            }
+        }
+    };
+}
+tile256!(tile256_f32, f32, p => [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))]);
+tile256!(tile256_f16, f16, p => [
+    _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+    _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast())),
+]);
+
+/// The same sum without vector intrinsics: other CPUs, and the reference of the tests.
+unsafe fn tile_plain<const R: usize>(job: &Job, panel: impl Fn(usize) -> f32) {
+    let mut acc = [[0.0f32; LANES]; R];
+    for (r, row) in acc.iter_mut().enumerate() {
+        // SAFETY: `r < R` rows exist.
+        unsafe { job.load(r, row) };
+    }
+    for k in 0..job.k {
+        let mut w = [0.0f32; LANES];
+        w.iter_mut().enumerate().for_each(|(i, w)| *w = panel(k * LANES + i));
+        for (r, row) in acc.iter_mut().enumerate() {
+            // SAFETY: row `r`, step `k` of `x` is in bounds.
+            let x = unsafe { *job.x.add(k * job.x_step + r) };
+            for (a, w) in row.iter_mut().zip(w) {
+                *a = super::ops::fused(x, w, *a);
+            }
+        }
+    }
+    for (r, row) in acc.iter().enumerate() {
+        // SAFETY: as for `load`.
+        unsafe { job.store(r, row) };
+    }
+}

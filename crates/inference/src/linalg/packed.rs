@@ -1,0 +1,330 @@
+//! A weight matrix packed for the inner loop: panels of 32 outputs, f16 by default.
+
+use super::aligned::{Aligned, Plain};
+use super::kernel::{LANES, Panel, Rows, SharedMut, Target, tiles, widen};
+use half::f16;
+use rayon::prelude::*;
+use std::cell::RefCell;
+
+/// Steps of the inner sum done at a time: a tile's rows and half a panel stay in the first-level cache.
+const K_BLOCK: usize = 768;
+/// Fewer multiply-adds than this are not worth waking another thread.
+const PARALLEL_FROM: usize = 1 << 17;
+/// From this many rows on, an f16 panel is widened once instead of in every tile.
+const WIDEN_FROM: usize = 49;
+
+/// How weights are kept in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Storage {
+    /// Two bytes a weight: half the memory and, when decoding few sequences, half the time of `F32`.
+    /// Rounds f32 weights to 11 bits, the precision of an F16 GGUF file.
+    #[default]
+    F16,
+    /// Four bytes a weight, exact.
+    F32,
+}
+
+#[derive(Debug, Clone)]
+enum Data {
+    F16(Aligned<f16>),
+    F32(Aligned<f32>),
+}
+
+/// A matrix of `rows × cols` weights (GGUF: `ne = [cols, rows]`), `y = x · Wᵀ` its forward product.
+/// Layout: panel `p` holds rows `32p..32p+32` as `[col][row in panel]`; missing rows are 0.
+#[derive(Debug, Clone)]
+pub struct Packed {
+    rows: usize,
+    cols: usize,
+    data: Data,
+}
+
+thread_local! {
+    static WIDE: RefCell<Aligned<f32>> = RefCell::default();
+    static ROWS: RefCell<Aligned<f32>> = RefCell::default();
+}
+
+impl Packed {
+    /// Packs the row-major matrices `parts` (each `n × cols`), stacked.
+    ///
+    /// # Errors
+    /// The index (over all parts) of the first weight that is not finite in the wanted storage.
+    pub fn stack(parts: &[&[f32]], cols: usize, storage: Storage) -> Result<Self, usize> {
+        let rows = parts.iter().map(|p| p.len() / cols.max(1)).sum::<usize>();
+        if let Some(at) = parts.iter().flat_map(|p| p.iter()).position(|w| !fits(*w, storage)) {
+            return Err(at);
+        }
+        let all: Vec<&[f32]> = parts.iter().flat_map(|p| p.chunks_exact(cols.max(1))).collect();
+        let size = rows.div_ceil(LANES) * LANES * cols;
+        let data = match storage {
+            Storage::F16 => Data::F16(pack(&all, cols, size, f16::from_f32)),
+            Storage::F32 => Data::F32(pack(&all, cols, size, |w| w)),
+        };
+        Ok(Self { rows, cols, data })
+    }
+
+    /// Outputs of the layer.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+    /// Inputs of the layer.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+    /// Memory of the weights, bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        match &self.data {
+            Data::F16(d) => d.len() * 2,
+            Data::F32(d) => d.len() * 4,
+        }
+    }
+
+    /// Copies row `row` to `out` (`cols` values): the embedding lookup.
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+        let at = row / LANES * LANES * self.cols + row % LANES;
+        match &self.data {
+            Data::F16(d) => {
+                out.iter_mut().zip(d[at..].iter().step_by(LANES)).for_each(|(o, w)| *o = w.to_f32());
+            }
+            Data::F32(d) => out.iter_mut().zip(d[at..].iter().step_by(LANES)).for_each(|(o, w)| *o = *w),
+        }
+    }
+
+    /// `out[m, rows] (+)= x[m, cols] · Wᵀ`.
+    pub(crate) fn forward(&self, x: &[f32], m: usize, out: &mut [f32], add: bool) {
+        self.forward_at(x, m, out, 0, self.rows, add);
+    }
+
+    /// The same into columns `at..at + rows` of an output with `stride` values per row.
+    pub(crate) fn forward_at(&self, x: &[f32], m: usize, out: &mut [f32], at: usize, stride: usize, add: bool) {
+        assert!(x.len() >= m * self.cols && at + self.rows <= stride, "matrix product: wrong sizes");
+        let c = SharedMut::new(out);
+        with_rows(x, self.cols, m, self.cols, |x| {
+            each_panel(self.rows, m * self.cols * LANES, |p| {
+                let cols = LANES.min(self.rows - p * LANES);
+                let out = Target { c, at: at + p * LANES, stride, cols, add };
+                // SAFETY: panel `p` is the only writer of its columns of `out`.
+                unsafe { self.forward_panel(p, x, out) }
+            });
+        });
+    }
+
+    unsafe fn forward_panel(&self, p: usize, x: &Rows<'_>, out: Target) {
+        for (from, k) in k_blocks(self.cols) {
+            let range = (p * self.cols + from) * LANES..(p * self.cols + from + k) * LANES;
+            let out = Target { add: out.add || from > 0, ..out };
+            // SAFETY: the caller's promise.
+            let run = |panel: Panel<'_>| unsafe { tiles(x, from, k, panel, out) };
+            match &self.data {
+                Data::F16(d) if x.len() >= WIDEN_FROM => with_wide(k * LANES, |wide| {
+                    widen(&d[range], wide);
+                    run(Panel::F32(wide));
+                }),
+                Data::F16(d) => run(Panel::F16(&d[range])),
+                Data::F32(d) => run(Panel::F32(&d[range])),
+            }
+        }
+    }
+
+    /// `dx[m, cols] (+)= dy[m, rows] · W`: the gradient of [`Packed::forward`] with respect to its input.
+    pub(crate) fn backward(&self, dy: &[f32], m: usize, dx: &mut [f32], add: bool) {
+        assert!(dy.len() >= m * self.rows && dx.len() >= m * self.cols, "matrix product: wrong sizes");
+        let target = SharedMut::new(dx);
+        with_rows(dy, self.rows, m, self.rows, |dy| {
+            each_panel(self.cols, m * self.rows * LANES, |c| {
+                let cols = LANES.min(self.cols - c * LANES);
+                for (from, k) in k_blocks(self.rows) {
+                    with_wide(k.next_multiple_of(LANES) * LANES, |wide| {
+                        self.transpose(c * LANES, cols, from, k, wide);
+                        let out = Target { c: target, at: c * LANES, stride: self.cols, cols, add: add || from > 0 };
+                        // SAFETY: panel `c` is the only writer of its columns of `dx`.
+                        unsafe { tiles(dy, from, k, Panel::F32(wide), out) }
+                    });
+                }
+            });
+        });
+    }
+
+    /// Writes `W[from.., col..col + width]` as a panel `[row][col]`; `from` is a multiple of 32.
+    fn transpose(&self, col: usize, width: usize, from: usize, k: usize, out: &mut [f32]) {
+        let mut block = [0.0f32; LANES * LANES];
+        let (blocks, _) = out.as_chunks_mut::<{ LANES * LANES }>();
+        for (i, out) in blocks.iter_mut().take(k.div_ceil(LANES)).enumerate() {
+            let at = ((from / LANES + i) * self.cols + col) * LANES;
+            let range = at..at + width * LANES;
+            match &self.data {
+                Data::F16(d) => widen(&d[range], &mut block[..width * LANES]),
+                Data::F32(d) => block[..width * LANES].copy_from_slice(&d[range]),
+            }
+            super::ops::transpose_block(&block, out);
+        }
+    }
+}
+
+fn fits(w: f32, storage: Storage) -> bool {
+    match storage {
+        Storage::F16 => w.abs() < 65_520.0, // the first value that rounds to infinity
+        Storage::F32 => w.is_finite(),
+    }
+}
+
+fn pack<T: Plain>(
+    rows: &[&[f32]],
+    cols: usize,
+    size: usize,
+    f: impl Fn(f32) -> T + Sync,
+) -> Aligned<T> {
+    let mut data = Aligned::zeroed(size);
+    if cols > 0 {
+        data.par_chunks_mut(LANES * cols).zip(rows.par_chunks(LANES)).for_each(|(panel, rows)| {
+            for (lane, row) in rows.iter().enumerate() {
+                for (step, w) in panel.chunks_exact_mut(LANES).zip(*row) {
+                    step[lane] = f(*w);
+                }
+            }
+        });
+    }
+    data
+}
+
+/// Near-equal blocks of the inner dimension, each a multiple of 32 long except the last: `(from, len)`.
+pub(super) fn k_blocks(k: usize) -> impl Iterator<Item = (usize, usize)> {
+    let step = k.div_ceil(k.div_ceil(K_BLOCK).max(1)).next_multiple_of(LANES).max(LANES);
+    (0..k).step_by(step).map(move |from| (from, step.min(k - from)))
+}
+
+/// Calls `f` for each panel of `width` columns, in parallel when it is worth it.
+pub(super) fn each_panel(width: usize, work_per_panel: usize, f: impl Fn(usize) + Sync + Send) {
+    let panels = width.div_ceil(LANES);
+    if panels < 2 || panels * work_per_panel < PARALLEL_FROM {
+        (0..panels).for_each(f);
+    } else {
+        let grain = panels.div_ceil(rayon::current_num_threads() * 4).max(1);
+        (0..panels).into_par_iter().with_min_len(grain).for_each(f);
+    }
+}
+
+/// Lends this thread's scratch buffer.
+pub(super) fn with_wide<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    let mut buffer = WIDE.take();
+    buffer.reserve(len);
+    let result = f(&mut buffer[..len]);
+    WIDE.set(buffer);
+    result
+}
+
+/// Packs rows into this thread's buffer and lends them.
+pub(super) fn with_rows<R>(x: &[f32], stride: usize, m: usize, k: usize, f: impl FnOnce(&Rows<'_>) -> R) -> R {
+    let mut buffer = ROWS.take();
+    let result = f(&Rows::pack(x, stride, m, k, &mut buffer));
+    ROWS.set(buffer);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut s = seed.wrapping_mul(2_654_435_761) | 1;
+        (0..n)
+            .map(|_| {
+                s ^= s << 13;
+                s ^= s >> 17;
+                s ^= s << 5;
+                (s >> 8) as f32 / (1 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+    /// Weights that f16 holds exactly.
+    fn weights(n: usize, seed: u32) -> Vec<f32> {
+        noise(n, seed).into_iter().map(|w| f16::from_f32(w).to_f32()).collect()
+    }
+
+    fn naive(x: &[f32], w: &[f32], m: usize, n: usize, k: usize) -> Vec<f32> {
+        let mut out = vec![0.0f32; m * n];
+        for i in 0..m {
+            for j in 0..n {
+                for l in 0..k {
+                    out[i * n + j] = x[i * k + l].mul_add(w[j * k + l], out[i * n + j]);
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn forward_is_the_plain_sum_to_the_bit() {
+        let has_fma = cfg!(target_arch = "aarch64") || cfg!(target_arch = "x86_64") && fma_detected();
+        for (m, n, k) in [(1, 32, 32), (5, 70, 33), (13, 96, 800), (40, 31, 1600), (12, 1, 7)] {
+            let (x, w) = (noise(m * k, 1), weights(n * k, 2));
+            let want = naive(&x, &w, m, n, k);
+            for storage in [Storage::F16, Storage::F32] {
+                let packed = Packed::stack(&[&w], k, storage).unwrap();
+                let mut out = vec![9.0; m * n];
+                packed.forward(&x, m, &mut out, false);
+                if has_fma {
+                    assert_eq!(out, want, "{m} {n} {k} {storage:?}");
+                } else {
+                    assert!(out.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-3));
+                }
+            }
+        }
+    }
+
+    fn fma_detected() -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return is_x86_feature_detected!("fma");
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_the_other_rows() {
+        let (n, k) = (64, 1000);
+        let w = weights(n * k, 3);
+        let packed = Packed::stack(&[&w[..40 * k], &w[40 * k..]], k, Storage::F16).unwrap();
+        let x = noise(50 * k, 4);
+        let mut all = vec![0.0; 50 * n];
+        packed.forward(&x, 50, &mut all, false);
+        for i in [0, 11, 12, 49] {
+            let mut one = vec![0.0; n];
+            packed.forward(&x[i * k..(i + 1) * k], 1, &mut one, false);
+            assert_eq!(one, all[i * n..(i + 1) * n]);
+        }
+    }
+
+    #[test]
+    fn backward_is_the_transposed_product() {
+        let (m, n, k) = (9, 833, 70);
+        let (dy, w) = (noise(m * n, 5), weights(n * k, 6));
+        let packed = Packed::stack(&[&w], k, Storage::F16).unwrap();
+        let mut dx = vec![1.0; m * k];
+        packed.backward(&dy, m, &mut dx, true);
+        for i in 0..m {
+            for c in 0..k {
+                let want: f64 =
+                    1.0 + (0..n).map(|j| f64::from(dy[i * n + j]) * f64::from(w[j * k + c])).sum::<f64>();
+                assert!((f64::from(dx[i * k + c]) - want).abs() < 1e-3);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_come_back_and_bad_weights_are_named() {
+        let w = weights(37 * 5, 7);
+        let packed = Packed::stack(&[&w], 5, Storage::F16).unwrap();
+        let mut row = [0.0; 5];
+        packed.row(33, &mut row);
+        assert_eq!(row, w[33 * 5..34 * 5]);
+        let mut bad = w;
+        bad[17] = 70_000.0;
+        assert_eq!(Packed::stack(&[&bad], 5, Storage::F16).unwrap_err(), 17);
+        assert!(Packed::stack(&[&bad], 5, Storage::F32).is_ok());
+        bad[3] = f32::NAN;
+        assert_eq!(Packed::stack(&[&bad], 5, Storage::F32).unwrap_err(), 3);
+    }
+}

@@ -1,0 +1,171 @@
+//! The forward pass over new tokens of many sequences at once.
+
+use super::{
+    Block, Decoder, ModelError, Target,
+    attention::{Span, attend},
+    kv::{PageLayout, Sequence},
+};
+use crate::linalg::{add, rms_norm, swiglu};
+use rayon::prelude::*;
+
+/// Fewer values than this are not worth another thread for cheap row operations.
+const PARALLEL_VALUES: usize = 1 << 14;
+
+/// New tokens of one sequence, to be appended to its cache.
+pub(crate) struct Step<'a> {
+    pub cache: &'a mut Sequence,
+    pub tokens: &'a [u32],
+}
+
+/// Calls `f(row index, row)` for all rows.
+pub(crate) fn each_row(rows: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync + Send) {
+    if rows.len() < PARALLEL_VALUES {
+        rows.chunks_exact_mut(width).enumerate().for_each(|(i, row)| f(i, row));
+    } else {
+        let grain = (PARALLEL_VALUES / 2).div_ceil(width);
+        rows.par_chunks_exact_mut(width).with_min_len(grain).enumerate().for_each(|(i, row)| f(i, row));
+    }
+}
+
+pub(crate) fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let width = weight.len();
+    each_row(out, width, |i, out| rms_norm(&x[i * width..][..width], weight, eps, out));
+}
+
+/// `act = swiglu(gate, up)` for rows of `[gate | up]`.
+pub(crate) fn swiglu_rows(gate_up: &[f32], ffn: usize, act: &mut [f32]) {
+    each_row(act, ffn, |i, act| {
+        let (gate, up) = gate_up[i * 2 * ffn..][..2 * ffn].split_at(ffn);
+        swiglu(gate, up, act);
+    });
+}
+
+pub(crate) fn add_bias(rows: &mut [f32], bias: Option<&[f32]>) {
+    if let Some(bias) = bias {
+        rows.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+    }
+}
+
+/// Buffers of one pass, reused by all blocks.
+struct Buffers {
+    normed: Vec<f32>,
+    qkv: Vec<f32>,
+    heads: Vec<f32>,
+    gate_up: Vec<f32>,
+    act: Vec<f32>,
+}
+
+impl Decoder {
+    pub(crate) fn new_sequence(&self) -> Sequence {
+        Sequence::new(PageLayout::new(self.config()))
+    }
+
+    /// Appends the tokens of all steps and returns the residual stream after the last block, one row a token.
+    pub(crate) fn advance(&self, steps: &mut [Step<'_>]) -> Vec<f32> {
+        let c = self.config();
+        let m: usize = steps.iter().map(|s| s.tokens.len()).sum();
+        let mut x = vec![0.0; m * c.width];
+        let mut rows = x.chunks_exact_mut(c.width);
+        let mut positions = Vec::with_capacity(m);
+        for step in steps.iter_mut() {
+            for (token, row) in step.tokens.iter().zip(&mut rows) {
+                self.weights.embedding.row(*token as usize, row);
+            }
+            positions.extend(step.cache.len()..step.cache.len() + step.tokens.len());
+            step.cache.extend(step.tokens.len());
+        }
+        let mut b = Buffers {
+            normed: vec![0.0; m * c.width.max(c.q_width())],
+            qkv: vec![0.0; m * c.qkv_width()],
+            heads: vec![0.0; m * c.q_width()],
+            gate_up: vec![0.0; m * 2 * c.ffn],
+            act: vec![0.0; m * c.ffn],
+        };
+        for (layer, block) in self.weights.blocks.iter().enumerate() {
+            self.attention_part(layer, block, steps, &positions, &mut x, &mut b);
+            self.feed_forward_part(layer, block, &mut x, &mut b);
+        }
+        x
+    }
+
+    fn attention_part(
+        &self,
+        layer: usize,
+        block: &Block,
+        steps: &mut [Step<'_>],
+        positions: &[usize],
+        x: &mut [f32],
+        b: &mut Buffers,
+    ) {
+        let (c, m) = (self.config(), positions.len());
+        let normed = &mut b.normed[..m * c.width];
+        norm_rows(x, &block.attn_norm, c.rms_eps, normed);
+        block.qkv.forward(normed, m, &mut b.qkv, false);
+        let (q, kv) = (c.q_width(), c.kv_width());
+        for (target, at) in [(Target::Q, 0), (Target::K, q), (Target::V, q + kv)] {
+            self.adapt(layer, target, normed, m, &mut b.qkv, at, c.qkv_width());
+        }
+        add_bias(&mut b.qkv, block.qkv_bias.as_deref());
+        let rope = &self.weights.rope;
+        let table = rope.table(positions.iter().max().map_or(0, |p| p + 1));
+        each_row(&mut b.qkv, c.qkv_width(), |i, row| {
+            rope.apply(&table, row, c.heads + c.kv_heads, positions[i], false);
+        });
+        let mut rows = b.qkv.chunks_exact(c.qkv_width());
+        for step in steps.iter_mut() {
+            let start = step.cache.len() - step.tokens.len();
+            for (t, row) in rows.by_ref().take(step.tokens.len()).enumerate() {
+                step.cache.write(layer, start + t, &row[q..q + kv], &row[q + kv..]);
+            }
+        }
+        let mut first = 0;
+        let spans: Vec<Span<'_>> = steps
+            .iter()
+            .map(|s| {
+                let (len, at) = (s.tokens.len(), first);
+                first += len;
+                Span { cache: s.cache, first: at, start: s.cache.len() - len, len }
+            })
+            .collect();
+        attend(c, layer, &spans, &b.qkv, &mut b.heads);
+        block.out.forward(&b.heads, m, x, true);
+        self.adapt(layer, Target::O, &b.heads, m, x, 0, c.width);
+    }
+
+    fn feed_forward_part(&self, layer: usize, block: &Block, x: &mut [f32], b: &mut Buffers) {
+        let c = self.config();
+        let m = x.len() / c.width;
+        let normed = &mut b.normed[..m * c.width];
+        norm_rows(x, &block.ffn_norm, c.rms_eps, normed);
+        block.gate_up.forward(normed, m, &mut b.gate_up, false);
+        self.adapt(layer, Target::Gate, normed, m, &mut b.gate_up, 0, 2 * c.ffn);
+        self.adapt(layer, Target::Up, normed, m, &mut b.gate_up, c.ffn, 2 * c.ffn);
+        swiglu_rows(&b.gate_up, c.ffn, &mut b.act);
+        block.down.forward(&b.act, m, x, true);
+        self.adapt(layer, Target::Down, &b.act, m, x, 0, c.width);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a matrix product and where it goes")]
+    fn adapt(&self, layer: usize, target: Target, x: &[f32], m: usize, y: &mut [f32], at: usize, stride: usize) {
+        if let Some(lora) = &self.lora {
+            lora.add(layer, target, x, m, y, at, stride);
+        }
+    }
+
+    /// Logits of `m` rows of the residual stream, `m × vocabulary`.
+    pub(crate) fn logits_of(&self, x: &[f32], m: usize) -> Result<Vec<f32>, ModelError> {
+        let c = self.config();
+        let mut normed = vec![0.0; m * c.width];
+        norm_rows(&x[..m * c.width], &self.weights.norm, c.rms_eps, &mut normed);
+        // One bad value anywhere in a row makes its norm, and so this sum, bad.
+        if !normed.iter().sum::<f32>().is_finite() {
+            return Err(ModelError::NotFinite {
+                place: "the model's output".into(),
+                hint: "the weights overflow: check the file, or the training that made it",
+            });
+        }
+        let mut logits = vec![0.0; m * c.vocab];
+        self.weights.output.forward(&normed, m, &mut logits, false);
+        Ok(logits)
+    }
+}

@@ -1,0 +1,116 @@
+//! Decoders: load a GGUF file, generate text for many prompts together, score given text; LoRA adapters.
+//!
+//! The result of a sequence does not depend on what else is in the batch, how prompts are cut into pieces, or
+//! how many threads there are (see [`crate::linalg`]): greedy generation and scores are bit-equal between runs,
+//! batch sizes and x86-64 machines with FMA.
+
+mod adapter;
+mod attention;
+mod config;
+mod error;
+mod forward;
+mod generate;
+mod kv;
+mod lora;
+mod merge;
+mod rope;
+mod sample;
+mod score;
+mod weights;
+
+pub use crate::linalg::Storage;
+pub use adapter::{Adapter, Pair, Target};
+pub use config::{Arch, ModelConfig, RopeConfig};
+pub use error::ModelError;
+pub use generate::{Generated, GenerateOptions, Stop};
+pub use merge::{Merged, MergedType, base_digest, merge};
+pub use sample::Sampling;
+pub use score::Scored;
+
+pub(crate) use forward::{add_bias, each_row, norm_rows, swiglu_rows};
+pub(crate) use rope::RopeTable;
+pub(crate) use weights::{Block, Weights};
+
+use crate::gguf::Gguf;
+use std::sync::Arc;
+
+/// A decoder ready to run. Clones and adapted versions share the frozen weights.
+#[derive(Debug, Clone)]
+pub struct Decoder {
+    pub(crate) weights: Arc<Weights>,
+    lora: Option<Arc<lora::Lora>>,
+    digest: Arc<str>,
+    warnings: Arc<[String]>,
+}
+
+impl Decoder {
+    /// Loads all weights with [`Storage::F16`]; the file is not needed afterwards.
+    ///
+    /// # Errors
+    /// [`ModelError::Unsupported`] for an architecture, feature or tensor that this decoder does not know,
+    /// [`ModelError::Weight`] for shapes or values that cannot be, [`ModelError::Gguf`].
+    pub fn load(gguf: &Gguf) -> Result<Self, ModelError> {
+        Self::load_with(gguf, Storage::F16)
+    }
+
+    /// The same with a choice of [`Storage`].
+    ///
+    /// # Errors
+    /// As [`Decoder::load`].
+    pub fn load_with(gguf: &Gguf, storage: Storage) -> Result<Self, ModelError> {
+        let mut warnings = Vec::new();
+        let config = ModelConfig::from_gguf(gguf, &mut warnings)?;
+        let (weights, digest) = rayon::join(|| weights::load(gguf, config, storage), || base_digest(gguf));
+        Ok(Self { weights: Arc::new(weights?), lora: None, digest: digest.into(), warnings: warnings.into() })
+    }
+
+    /// This model with `adapter` applied while running; the weights are shared, a previous adapter is replaced.
+    ///
+    /// # Errors
+    /// [`ModelError::Adapter`] if it was trained on another base or does not fit.
+    pub fn with_adapter(&self, adapter: &Adapter) -> Result<Self, ModelError> {
+        adapter.check_base(&self.digest)?;
+        let lora = lora::Lora::new(&self.weights.config, adapter)?;
+        Ok(Self { lora: Some(Arc::new(lora)), ..self.clone() })
+    }
+
+    /// Sizes and constants.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.weights.config
+    }
+    /// Digest of the loaded tensors, see [`base_digest`].
+    #[must_use]
+    pub fn base_digest(&self) -> &str {
+        &self.digest
+    }
+    /// What had to be assumed while loading, for the log.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+    /// Memory of the frozen matrices, bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.weights.size_bytes()
+    }
+
+    /// A token id that the model does not have would read another's embedding: refuse it.
+    pub(crate) fn check_tokens(&self, tokens: &[u32], what: &str) -> Result<(), ModelError> {
+        let (vocab, context) = (self.weights.config.vocab, self.weights.config.context);
+        if tokens.is_empty() {
+            return Err(ModelError::input(format!("{what} has no tokens")));
+        }
+        if tokens.len() > context {
+            let what = format!("{what} has {} tokens, the model's context is {context}", tokens.len());
+            return Err(ModelError::input(what));
+        }
+        match tokens.iter().find(|t| **t as usize >= vocab) {
+            Some(t) => Err(ModelError::input(format!("{what} has token {t}, the vocabulary has {vocab}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,87 @@
+//! Scoring of given text: logits at positions, log-likelihoods, answer options.
+
+use super::{Decoder, ModelError, forward::Step};
+use crate::linalg::log_sum_exp;
+
+/// Rows of logits in memory at a time.
+const LOGIT_ROWS: usize = 64;
+/// Tokens in one pass.
+const PASS_TOKENS: usize = 512;
+
+/// A text and the part of it to score.
+#[derive(Debug, Clone, Copy)]
+pub struct Scored<'a> {
+    pub tokens: &'a [u32],
+    /// The first token that is scored, at least 1: the first token of a text has no prediction.
+    pub from: usize,
+}
+
+impl Decoder {
+    /// Logits that follow each of `positions` (rising) of `tokens`, row by row: `visit(position, logits)`.
+    ///
+    /// # Errors
+    /// [`ModelError::Input`], [`ModelError::NotFinite`], or what `visit` returned.
+    pub fn visit_logits(
+        &self,
+        tokens: &[u32],
+        positions: std::ops::Range<usize>,
+        visit: &mut dyn FnMut(usize, &[f32]) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        self.check_tokens(tokens, "the text")?;
+        if positions.end > tokens.len() {
+            let what = format!("position {} of a text of {} tokens", positions.end - 1, tokens.len());
+            return Err(ModelError::input(what));
+        }
+        let mut cache = self.new_sequence();
+        let (width, vocab) = (self.config().width, self.config().vocab);
+        for piece in tokens[..positions.end].chunks(PASS_TOKENS) {
+            let start = cache.len();
+            let hidden = self.advance(&mut [Step { cache: &mut cache, tokens: piece }]);
+            let from = positions.start.saturating_sub(start).min(piece.len());
+            for (i, rows) in hidden[from * width..].chunks(LOGIT_ROWS * width).enumerate() {
+                let logits = self.logits_of(rows, rows.len() / width)?;
+                for (j, row) in logits.chunks_exact(vocab).enumerate() {
+                    visit(start + from + i * LOGIT_ROWS + j, row)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Negative log-likelihood (nats) of each token of `tokens[from..]` of every item.
+    ///
+    /// # Errors
+    /// As [`Decoder::visit_logits`].
+    pub fn nll(&self, items: &[Scored<'_>]) -> Result<Vec<Vec<f32>>, ModelError> {
+        items.iter().map(|item| self.nll_of(item)).collect()
+    }
+
+    fn nll_of(&self, item: &Scored<'_>) -> Result<Vec<f32>, ModelError> {
+        if item.from == 0 || item.from >= item.tokens.len() {
+            let what = format!("scoring from token {} of a text of {}", item.from, item.tokens.len());
+            return Err(ModelError::input(what));
+        }
+        let mut out = Vec::with_capacity(item.tokens.len() - item.from);
+        self.check_tokens(item.tokens, "the text")?;
+        self.visit_logits(item.tokens, item.from - 1..item.tokens.len() - 1, &mut |p, row| {
+            out.push(log_sum_exp(row) - row[item.tokens[p + 1] as usize]);
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    /// Sum of the log-likelihoods of each option's tokens after `prompt`.
+    ///
+    /// # Errors
+    /// As [`Decoder::visit_logits`].
+    pub fn option_log_likelihoods(&self, prompt: &[u32], options: &[Vec<u32>]) -> Result<Vec<f64>, ModelError> {
+        options
+            .iter()
+            .map(|option| {
+                let tokens = [prompt, option].concat();
+                let nll = self.nll_of(&Scored { tokens: &tokens, from: prompt.len() })?;
+                Ok(-nll.iter().map(|v| f64::from(*v)).sum::<f64>())
+            })
+            .collect()
+    }
+}

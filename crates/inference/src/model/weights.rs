@@ -1,0 +1,166 @@
+//! The frozen weights of a decoder, packed for the inner loop.
+
+use super::{ModelConfig, ModelError, config::Arch, rope::Rope};
+use crate::gguf::Gguf;
+use crate::linalg::{Packed, Storage};
+use std::sync::Arc;
+
+/// One transformer block. q, k, v and gate, up are stacked: one product each.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub attn_norm: Vec<f32>,
+    pub qkv: Packed,
+    pub qkv_bias: Option<Vec<f32>>,
+    pub out: Packed,
+    pub ffn_norm: Vec<f32>,
+    pub gate_up: Packed,
+    pub down: Packed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Weights {
+    pub config: ModelConfig,
+    pub embedding: Arc<Packed>,
+    pub blocks: Vec<Block>,
+    pub norm: Vec<f32>,
+    /// The embedding itself when tied.
+    pub output: Arc<Packed>,
+    pub rope: Rope,
+}
+
+impl Weights {
+    pub fn size_bytes(&self) -> usize {
+        let tied = Arc::ptr_eq(&self.embedding, &self.output);
+        let blocks: usize = self
+            .blocks
+            .iter()
+            .map(|b| b.qkv.size_bytes() + b.out.size_bytes() + b.gate_up.size_bytes() + b.down.size_bytes())
+            .sum();
+        blocks + self.embedding.size_bytes() + if tied { 0 } else { self.output.size_bytes() }
+    }
+}
+
+/// Reads tensors of one file by name and checks their shapes.
+struct Loader<'a> {
+    gguf: &'a Gguf,
+    storage: Storage,
+}
+
+pub(crate) fn load(gguf: &Gguf, config: ModelConfig, storage: Storage) -> Result<Weights, ModelError> {
+    let l = Loader { gguf, storage };
+    refuse_unknown(gguf, config.arch)?;
+    let embedding = Arc::new(l.matrix(&["token_embd.weight"], config.width, &[config.vocab])?);
+    let output = match gguf.find("output.weight") {
+        Some(_) => Arc::new(l.matrix(&["output.weight"], config.width, &[config.vocab])?),
+        None => embedding.clone(),
+    };
+    let factors = match gguf.find("rope_freqs.weight") {
+        Some(_) => Some(l.vector("rope_freqs.weight", config.rope.dims / 2)?),
+        None => None,
+    };
+    let blocks = (0..config.layers).map(|i| l.block(i, &config)).collect::<Result<_, _>>()?;
+    let norm = l.vector("output_norm.weight", config.width)?;
+    let rope = Rope::new(&config, factors.as_deref());
+    Ok(Weights { config, embedding, blocks, norm, output, rope })
+}
+
+impl Loader<'_> {
+    fn block(&self, i: usize, c: &ModelConfig) -> Result<Block, ModelError> {
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let (q, k, v) = (name("attn_q"), name("attn_k"), name("attn_v"));
+        let weight = |n: &str| format!("{n}.weight");
+        let qkv = [weight(&q), weight(&k), weight(&v)];
+        let rows = [c.q_width(), c.kv_width(), c.kv_width()];
+        let gate_up = [weight(&name("ffn_gate")), weight(&name("ffn_up"))];
+        Ok(Block {
+            attn_norm: self.vector(&weight(&name("attn_norm")), c.width)?,
+            qkv: self.matrix(&[&qkv[0], &qkv[1], &qkv[2]], c.width, &rows)?,
+            qkv_bias: self.biases(&[q, k, v], &rows)?,
+            out: self.matrix(&[&weight(&name("attn_output"))], c.q_width(), &[c.width])?,
+            ffn_norm: self.vector(&weight(&name("ffn_norm")), c.width)?,
+            gate_up: self.matrix(&[&gate_up[0], &gate_up[1]], c.width, &[c.ffn, c.ffn])?,
+            down: self.matrix(&[&weight(&name("ffn_down"))], c.ffn, &[c.width])?,
+        })
+    }
+
+    /// Stacks the named matrices, each `rows[i] × cols`.
+    fn matrix(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Packed, ModelError> {
+        let mut parts = Vec::with_capacity(names.len());
+        for (name, rows) in names.iter().zip(rows) {
+            parts.push(self.values(name, &[cols, *rows])?);
+        }
+        let slices: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
+        Packed::stack(&slices, cols, self.storage).map_err(|mut at| {
+            let mut i = 0;
+            while i + 1 < parts.len() && at >= parts[i].len() {
+                at -= parts[i].len();
+                i += 1;
+            }
+            let what = format!(
+                "weight {at} is {}; it is not a finite number in {:?} storage; make the file anew, or load with F32",
+                parts[i].get(at).copied().unwrap_or(f32::NAN),
+                self.storage
+            );
+            ModelError::weight(names[i], what)
+        })
+    }
+
+    /// The bias vectors side by side, `None` when there is none; only some of them is an error.
+    fn biases(&self, names: &[String], lens: &[usize]) -> Result<Option<Vec<f32>>, ModelError> {
+        let names: Vec<String> = names.iter().map(|n| format!("{n}.bias")).collect();
+        if names.iter().all(|n| self.gguf.find(n).is_none()) {
+            return Ok(None);
+        }
+        let mut all = Vec::with_capacity(lens.iter().sum());
+        for (name, len) in names.iter().zip(lens) {
+            all.extend(self.vector(name, *len)?);
+        }
+        Ok(Some(all))
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let values = self.values(name, &[len])?;
+        match values.iter().position(|v| !v.is_finite()) {
+            Some(at) => Err(ModelError::weight(name, format!("value {at} is not finite; make the file anew"))),
+            None => Ok(values),
+        }
+    }
+
+    fn values(&self, name: &str, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.gguf.tensor(name)?;
+        let want: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
+        // Trailing dimensions of 1 mean nothing.
+        let shape = tensor.dims.iter().rev().skip_while(|d| **d == 1 && tensor.dims.len() > dims.len()).count();
+        if tensor.dims[..shape] != want[..] {
+            return Err(ModelError::weight(name, format!("shape {:?}, expected {want:?}", tensor.dims)));
+        }
+        Ok(self.gguf.dequantize(tensor)?)
+    }
+}
+
+/// A tensor that the forward pass would ignore changes the model's meaning: refuse it.
+fn refuse_unknown(gguf: &Gguf, arch: Arch) -> Result<(), ModelError> {
+    const TOP: [&str; 4] = ["token_embd.weight", "output.weight", "output_norm.weight", "rope_freqs.weight"];
+    const PARTS: [&str; 9] = [
+        "attn_norm.weight",
+        "attn_q.weight",
+        "attn_k.weight",
+        "attn_v.weight",
+        "attn_output.weight",
+        "ffn_norm.weight",
+        "ffn_gate.weight",
+        "ffn_up.weight",
+        "ffn_down.weight",
+    ];
+    const BIASES: [&str; 3] = ["attn_q.bias", "attn_k.bias", "attn_v.bias"];
+    for tensor in gguf.tensors() {
+        let name = tensor.name.as_str();
+        let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map(|(_, part)| part);
+        let known = part.map_or(TOP.contains(&name), |p| PARTS.contains(&p) || BIASES.contains(&p));
+        if !known {
+            let what = format!("tensor `{name}`, which architecture `{}` does not use here", arch.name());
+            return Err(ModelError::unsupported(what));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! Makes a quantised GGUF from a float one: a type per tensor, stock's fallbacks, an honest report.
+//!
+//! The result loads in stock llama.cpp, has the metadata of the base in the same order, and does not depend on
+//! the number of threads. One tensor is in memory at a time; the file appears only when complete.
+
+mod imatrix;
+mod profile;
+mod report;
+
+pub use imatrix::Imatrix;
+pub use profile::{Profile, UnknownProfile};
+pub use report::{QuantizeReport, TensorReport};
+
+use crate::{
+    codec::{self, CodecError},
+    gguf::{Gguf, GgufError, TensorInfo, TensorSpec, TensorType, Value, Writer},
+};
+use profile::{Choice, Chooser, fitting, is_matrix};
+use std::{borrow::Cow, collections::BTreeMap, ops::ControlFlow, path::Path};
+
+/// What to make.
+#[derive(Debug, Clone)]
+pub struct QuantizeOptions {
+    pub profile: Profile,
+    /// Importance of columns; tensors it does not know are quantised unweighted.
+    pub imatrix: Option<Imatrix>,
+    /// Types of single tensors, by name, instead of the profile's choice.
+    pub overrides: BTreeMap<String, TensorType>,
+    /// Accept a base that is already quantised. Its error stays in the result and is not in the report.
+    pub allow_requantize: bool,
+    /// Refuse instead of falling back where rows are not whole blocks.
+    pub strict_types: bool,
+}
+
+impl QuantizeOptions {
+    /// A profile without importance, overrides or exceptions.
+    #[must_use]
+    pub fn new(profile: Profile) -> Self {
+        Self {
+            profile,
+            imatrix: None,
+            overrides: BTreeMap::new(),
+            allow_requantize: false,
+            strict_types: false,
+        }
+    }
+}
+
+/// How far a run is: called before each tensor, and once at the end.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress<'a> {
+    pub done: usize,
+    pub total: usize,
+    /// The tensor that is next; empty at the end.
+    pub tensor: &'a str,
+}
+
+/// Why a model could not be quantised. Nothing is left on disk.
+#[derive(Debug, thiserror::Error)]
+pub enum QuantizeError {
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error("tensor `{tensor}`: {source}")]
+    Codec {
+        tensor: String,
+        #[source]
+        source: CodecError,
+    },
+    #[error("tensor `{tensor}` is already {ty}: quantise from the F16 or F32 model, or allow re-quantising")]
+    AlreadyQuantized { tensor: String, ty: TensorType },
+    #[error("tensor `{tensor}`: rows of {row_len} are not whole blocks of {wanted}, and fallbacks are not allowed")]
+    Fallback { tensor: String, row_len: usize, wanted: TensorType },
+    #[error("tensor `{tensor}`: importance {what}")]
+    Importance { tensor: String, what: String },
+    #[error("there is no tensor `{tensor}` to override")]
+    UnknownOverride { tensor: String },
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// Quantises `base` into the file `out`. `progress` may stop the run with `ControlFlow::Break`.
+///
+/// # Errors
+/// [`QuantizeError`]; values that are not finite are refused with the tensor's name.
+pub fn quantize(
+    base: &Gguf,
+    out: &Path,
+    options: &QuantizeOptions,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<QuantizeReport, QuantizeError> {
+    let choices = plan(base, options)?;
+    let specs: Vec<TensorSpec> = base
+        .tensors()
+        .iter()
+        .zip(&choices)
+        .map(|(t, c)| TensorSpec { ty: c.actual, ..t.spec() })
+        .collect();
+    let mut writer = Writer::create(out, &metadata(base, options), &specs)?;
+    let total = specs.len();
+    let mut tensors = Vec::with_capacity(total);
+    for (done, (tensor, choice)) in base.tensors().iter().zip(&choices).enumerate() {
+        if progress(Progress { done, total, tensor: &tensor.name }).is_break() {
+            return Err(QuantizeError::Cancelled);
+        }
+        let importance = importance(options, tensor)?;
+        let (bytes, error) = convert(base, tensor, choice.actual, importance.as_deref())?;
+        writer.push(&bytes)?;
+        tensors.push(TensorReport {
+            name: tensor.name.clone(),
+            from: tensor.ty,
+            to: choice.actual,
+            fallback_from: (choice.wanted != choice.actual).then_some(choice.wanted),
+            weighted: importance.is_some() && choice.actual.is_quantized(),
+            weights: tensor.n_elements() as u64,
+            size_bytes: bytes.len() as u64,
+            relative_error: error,
+        });
+    }
+    if progress(Progress { done: total, total, tensor: "" }).is_break() {
+        return Err(QuantizeError::Cancelled);
+    }
+    let size_bytes = writer.finish()?;
+    Ok(QuantizeReport { profile: options.profile, size_bytes, tensors })
+}
+
+/// The type of every tensor, with all refusals that need no data.
+fn plan(base: &Gguf, options: &QuantizeOptions) -> Result<Vec<Choice>, QuantizeError> {
+    if let Some(tensor) = options.overrides.keys().find(|name| base.find(name).is_none()) {
+        return Err(QuantizeError::UnknownOverride { tensor: tensor.clone() });
+    }
+    let chooser = Chooser::new(base, options.profile, options.imatrix.is_some());
+    base.tensors()
+        .iter()
+        .map(|tensor| {
+            let choice = match options.overrides.get(&tensor.name) {
+                Some(&wanted) => Choice { wanted, actual: fitting(wanted, tensor.row_len()) },
+                None => chooser.choose(tensor),
+            };
+            let (name, row_len) = (tensor.name.clone(), tensor.row_len());
+            if options.strict_types && choice.wanted != choice.actual {
+                return Err(QuantizeError::Fallback { tensor: name, row_len, wanted: choice.wanted });
+            }
+            if tensor.ty.is_quantized() && choice.actual != tensor.ty && !options.allow_requantize {
+                return Err(QuantizeError::AlreadyQuantized { tensor: name, ty: tensor.ty });
+            }
+            Ok(choice)
+        })
+        .collect()
+}
+
+/// Metadata of the base with the keys that describe the file's own form replaced.
+fn metadata(base: &Gguf, options: &QuantizeOptions) -> Vec<(String, Value)> {
+    let mut out: Vec<_> = base
+        .metadata()
+        .iter()
+        // A single file: stale shard keys make loaders look for more files.
+        .filter(|(k, _)| !k.starts_with("split.") && !k.starts_with("quantize.imatrix."))
+        .cloned()
+        .collect();
+    let mut set = |key: &str, value: Value| match out.iter_mut().find(|(k, _)| k == key) {
+        Some((_, old)) => *old = value,
+        None => out.push((key.to_owned(), value)),
+    };
+    set("general.file_type", Value::U32(options.profile.file_type()));
+    set("general.quantization_version", Value::U32(2));
+    if let Some(imatrix) = &options.imatrix {
+        set("quantize.imatrix.dataset", Value::String(imatrix.datasets.join(", ")));
+        set("quantize.imatrix.entries_count", Value::U32(imatrix.tensors().count() as u32));
+        set("quantize.imatrix.chunks_count", Value::U32(imatrix.chunks));
+    }
+    out
+}
+
+/// Importance of a tensor's columns, checked. `None`: unweighted.
+fn importance(options: &QuantizeOptions, tensor: &TensorInfo) -> Result<Option<Vec<f32>>, QuantizeError> {
+    let Some(values) = options.imatrix.as_ref().and_then(|m| m.get(&tensor.name)) else { return Ok(None) };
+    let refuse = |what: String| Err(QuantizeError::Importance { tensor: tensor.name.clone(), what });
+    if !is_matrix(tensor) || values.len() != tensor.row_len() {
+        return refuse(format!("has {} columns, the tensor {:?}", values.len(), tensor.dims));
+    }
+    match values.iter().position(|v| *v == 0.0) {
+        Some(column) => refuse(format!(
+            "of column {column} is zero: it never saw an activation; calibrate on more text, or leave it out"
+        )),
+        None => Ok(Some(values)),
+    }
+}
+
+/// Bytes of one tensor in its new type, and the relative root mean square error.
+fn convert<'a>(
+    base: &'a Gguf,
+    tensor: &TensorInfo,
+    ty: TensorType,
+    importance: Option<&[f32]>,
+) -> Result<(Cow<'a, [u8]>, f64), QuantizeError> {
+    let fail = |source| QuantizeError::Codec { tensor: tensor.name.clone(), source };
+    let weights = base.dequantize(tensor)?;
+    if let Some(index) = weights.iter().position(|w| !w.is_finite()) {
+        return Err(fail(CodecError::NotFinite { index, value: weights[index] }));
+    }
+    if ty == tensor.ty {
+        return Ok((Cow::Borrowed(base.bytes(tensor)), 0.0));
+    }
+    let bytes = codec::quantize(ty, &weights, tensor.row_len(), importance).map_err(fail)?;
+    let back = codec::dequantize(ty, &bytes, weights.len()).map_err(fail)?;
+    if let Some(index) = back.iter().position(|w| !w.is_finite()) {
+        return Err(fail(CodecError::NotFinite { index, value: back[index] }));
+    }
+    Ok((Cow::Owned(bytes), relative_error(&weights, &back)))
+}
+
+fn relative_error(weights: &[f32], back: &[f32]) -> f64 {
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (a, b) in weights.iter().zip(back) {
+        error += f64::from(a - b).powi(2);
+        norm += f64::from(*a).powi(2);
+    }
+    if norm > 0.0 { (error / norm).sqrt() } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! LoRA training (arXiv 2106.09685): hand-written forward and backward passes over the frozen, packed weights.
+//!
+//! Only the adapter's matrices get gradients; a frozen layer needs no more than `dX = dY · W`. Several samples
+//! are packed into one pass, each attending only to itself. With the same decoder, samples and configuration
+//! every run gives the same bits, also when it was interrupted and resumed (docs/adr/004).
+
+mod attention;
+mod loss;
+mod optimizer;
+mod params;
+mod pass;
+mod state;
+
+use crate::model::{Adapter, Decoder, ModelError, Pair, Target};
+use optimizer::Adam;
+use params::Params;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+use std::ops::{ControlFlow, Range};
+
+/// The shape of the adapter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoraConfig {
+    pub rank: usize,
+    /// Strength: the change is `alpha / rank · B · A`.
+    pub alpha: f32,
+    /// Use `alpha / sqrt(rank)` instead (arXiv 2312.03732); the adapter file holds the equivalent plain alpha.
+    pub rank_stabilized: bool,
+    pub targets: Vec<Target>,
+    /// Share of an adapter's inputs that are set to 0 while training; 0 switches it off.
+    pub dropout: f32,
+}
+
+impl Default for LoraConfig {
+    /// Rank 8, alpha 16, on q, k, v, o.
+    fn default() -> Self {
+        Self { rank: 8, alpha: 16.0, rank_stabilized: false, targets: Target::ATTENTION.into(), dropout: 0.0 }
+    }
+}
+
+/// How the learning rate changes over the steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    Constant,
+    /// Falls along a half cosine to 0 at the last step.
+    Cosine,
+}
+
+/// How to train.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainConfig {
+    pub steps: usize,
+    /// Samples of one step.
+    pub batch: usize,
+    pub learning_rate: f32,
+    pub schedule: Schedule,
+    /// The rate rises linearly over these first steps.
+    pub warmup_steps: usize,
+    /// Decoupled weight decay (AdamW, arXiv 1711.05101).
+    pub weight_decay: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub epsilon: f32,
+    /// Longest allowed gradient (L2 norm over all adapter values).
+    pub clip_norm: Option<f32>,
+    /// Order of samples, start values and dropout follow from it.
+    pub seed: u64,
+    /// Tokens of one pass; a step makes as many passes as its samples need. More is faster and costs memory:
+    /// about 4 bytes × layers × (4 · width + 2 · ffn) a token. A longer sample is a pass of its own.
+    pub pass_tokens: usize,
+}
+
+impl Default for TrainConfig {
+    /// 40 steps of 6 samples at a constant rate of 5e-4, gradient norm at most 1.
+    fn default() -> Self {
+        Self {
+            steps: 40,
+            batch: 6,
+            learning_rate: 5e-4,
+            schedule: Schedule::Constant,
+            warmup_steps: 0,
+            weight_decay: 0.0,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            clip_norm: Some(1.0),
+            seed: 0,
+            pass_tokens: 320,
+        }
+    }
+}
+
+/// One training text: the loss counts only `tokens[answer_from..]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    pub tokens: Vec<u32>,
+    /// Index of the first token of the answer, at least 1.
+    pub answer_from: usize,
+}
+
+/// What one step did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepReport {
+    /// Steps done, this one included.
+    pub step: usize,
+    /// Mean negative log-likelihood of the answers' tokens before the step, nats.
+    pub loss: f32,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f32,
+    pub learning_rate: f32,
+    /// All tokens that were processed.
+    pub tokens: usize,
+    /// Tokens that the loss counted.
+    pub answer_tokens: usize,
+}
+
+/// A training run.
+#[derive(Debug)]
+pub struct Trainer {
+    decoder: Decoder,
+    lora: LoraConfig,
+    config: TrainConfig,
+    samples: Vec<Sample>,
+    params: Params,
+    adam: Adam,
+    step: usize,
+    /// Digest of everything that decides the run's result; a saved state of another run is refused.
+    fingerprint: [u8; 32],
+}
+
+impl Trainer {
+    /// Prepares a run on `decoder`'s frozen weights (an adapter it carries is not used).
+    ///
+    /// # Errors
+    /// [`ModelError::Input`] for samples or a configuration that cannot be trained.
+    pub fn new(
+        decoder: &Decoder,
+        lora: LoraConfig,
+        config: TrainConfig,
+        samples: Vec<Sample>,
+    ) -> Result<Self, ModelError> {
+        check(&lora, &config)?;
+        if samples.is_empty() {
+            return Err(ModelError::input("there are no training samples"));
+        }
+        for (i, sample) in samples.iter().enumerate() {
+            decoder.check_tokens(&sample.tokens, &format!("sample {i}"))?;
+            if sample.answer_from == 0 || sample.answer_from >= sample.tokens.len() {
+                let what =
+                    format!("sample {i}: the answer starts at token {} of {}", sample.answer_from, sample.tokens.len());
+                return Err(ModelError::input(what));
+            }
+        }
+        let params = Params::new(decoder.config(), &lora, config.seed);
+        let adam = Adam::new(params.len());
+        let fingerprint = state::fingerprint(decoder, &lora, &config, &samples);
+        Ok(Self { decoder: decoder.clone(), lora, config, samples, params, adam, step: 0, fingerprint })
+    }
+
+    /// Steps done.
+    #[must_use]
+    pub fn steps_done(&self) -> usize {
+        self.step
+    }
+    /// Trainable values.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.params.len()
+    }
+
+    /// One step: gradients of the next samples, clipping, AdamW.
+    ///
+    /// # Errors
+    /// [`ModelError::NotFinite`] naming the loss or the adapter tensor; the adapter keeps the values of before.
+    pub fn step(&mut self) -> Result<StepReport, ModelError> {
+        let batch = self.next_samples();
+        let answer_tokens: usize = batch.iter().map(|i| self.answer(*i).len()).sum();
+        let mut grads = vec![0.0; self.params.len()];
+        let mut loss = 0.0f64;
+        for (number, samples) in self.passes(&batch).into_iter().enumerate() {
+            let texts: Vec<&Sample> = samples.iter().map(|i| &self.samples[*i]).collect();
+            let pass = pass::Pass {
+                weights: &self.decoder.weights,
+                params: &self.params,
+                dropout: self.lora.dropout,
+                noise: [self.config.seed, self.step as u64, number as u64],
+            };
+            loss += pass.run(&texts, 1.0 / answer_tokens as f32, &mut grads);
+        }
+        let loss = (loss / answer_tokens as f64) as f32;
+        if !loss.is_finite() {
+            return Err(not_finite(format!("the loss of step {}", self.step + 1)));
+        }
+        if let Some(tensor) = self.params.not_finite(&grads) {
+            return Err(not_finite(format!("the gradient of `{tensor}` in step {}", self.step + 1)));
+        }
+        let norm = grads.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt() as f32;
+        if let Some(limit) = self.config.clip_norm.filter(|limit| norm > *limit) {
+            grads.iter_mut().for_each(|g| *g *= limit / norm);
+        }
+        let learning_rate = self.learning_rate();
+        self.adam.update(&self.config, learning_rate, self.step + 1, &grads, self.params.values_mut());
+        self.step += 1;
+        let tokens = batch.iter().map(|i| self.samples[*i].tokens.len()).sum();
+        Ok(StepReport { step: self.step, loss, grad_norm: norm, learning_rate, tokens, answer_tokens })
+    }
+
+    /// All remaining steps; `watch` sees each report and can stop the run, which then can be saved or finished.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`], and [`ModelError::Cancelled`].
+    pub fn run(&mut self, watch: &mut dyn FnMut(&StepReport) -> ControlFlow<()>) -> Result<(), ModelError> {
+        while self.step < self.config.steps {
+            let report = self.step()?;
+            if watch(&report).is_break() {
+                return Err(ModelError::Cancelled);
+            }
+        }
+        Ok(())
+    }
+
+    /// The adapter as it is now, for evaluation on the way.
+    ///
+    /// # Errors
+    /// [`ModelError::Adapter`] if a value is not finite.
+    pub fn adapter(&self) -> Result<Adapter, ModelError> {
+        let rank = self.lora.rank;
+        let alpha = self.lora.alpha * if self.lora.rank_stabilized { (rank as f32).sqrt() } else { 1.0 };
+        let pairs = self.params.slots().map(|slot| {
+            let (a, b) = self.params.pair(slot);
+            ((slot.layer, slot.target), Pair { rank, a: a.to_vec(), b: transposed(b, rank) })
+        });
+        Adapter::new(self.decoder.config().arch, alpha, Some(self.decoder.base_digest().into()), pairs)
+    }
+
+    /// Ends the run.
+    ///
+    /// # Errors
+    /// As [`Trainer::adapter`].
+    pub fn finish(self) -> Result<Adapter, ModelError> {
+        self.adapter()
+    }
+
+    /// The whole state of the run, for [`Trainer::restore`].
+    #[must_use]
+    pub fn save(&self) -> Vec<u8> {
+        state::encode(&self.fingerprint, self.step, self.params.values(), &self.adam)
+    }
+
+    /// Continues from a state that the same decoder, configuration and samples made; the result is bit-equal to
+    /// a run that was never interrupted.
+    ///
+    /// # Errors
+    /// [`ModelError::State`] for damaged bytes or another run's state; nothing is changed then.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<(), ModelError> {
+        let (step, values, adam) = state::decode(bytes, &self.fingerprint, self.params.len())?;
+        self.step = step;
+        self.params.values_mut().copy_from_slice(&values);
+        self.adam = adam;
+        Ok(())
+    }
+
+    fn learning_rate(&self) -> f32 {
+        let c = &self.config;
+        if self.step < c.warmup_steps {
+            return c.learning_rate * (self.step + 1) as f32 / c.warmup_steps as f32;
+        }
+        match c.schedule {
+            Schedule::Constant => c.learning_rate,
+            Schedule::Cosine => {
+                let span = c.steps.saturating_sub(c.warmup_steps).max(1) as f64;
+                let part = ((self.step - c.warmup_steps) as f64 / span).min(1.0);
+                (f64::from(c.learning_rate) * 0.5 * (1.0 + (std::f64::consts::PI * part).cos())) as f32
+            }
+        }
+    }
+
+    /// Samples of the coming step: every epoch is a shuffle of its own.
+    fn next_samples(&self) -> Vec<usize> {
+        let (n, batch) = (self.samples.len(), self.config.batch);
+        let mut out = Vec::with_capacity(batch);
+        let mut at = self.step * batch;
+        while out.len() < batch {
+            let order = shuffle(n, self.config.seed, (at / n) as u64);
+            let take = (n - at % n).min(batch - out.len());
+            out.extend_from_slice(&order[at % n..at % n + take]);
+            at += take;
+        }
+        out
+    }
+
+    fn answer(&self, sample: usize) -> Range<usize> {
+        self.samples[sample].answer_from..self.samples[sample].tokens.len()
+    }
+
+    /// Cuts the batch into passes of at most `pass_tokens`.
+    fn passes(&self, batch: &[usize]) -> Vec<Vec<usize>> {
+        let mut passes: Vec<Vec<usize>> = Vec::new();
+        let mut size = usize::MAX;
+        for &i in batch {
+            let len = self.samples[i].tokens.len();
+            match passes.last_mut() {
+                Some(pass) if size + len <= self.config.pass_tokens => {
+                    pass.push(i);
+                    size += len;
+                }
+                _ => {
+                    passes.push(vec![i]);
+                    size = len;
+                }
+            }
+        }
+        passes
+    }
+}
+
+fn not_finite(place: String) -> ModelError {
+    ModelError::NotFinite { place, hint: "use a lower learning rate or clip the gradient" }
+}
+
+fn shuffle(n: usize, seed: u64, epoch: u64) -> Vec<usize> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(params::STREAMS + epoch);
+    let mut order: Vec<usize> = (0..n).collect();
+    for i in (1..n).rev() {
+        order.swap(i, rng.random_range(0..=i));
+    }
+    order
+}
+
+/// `rank × outputs` → `outputs × rank`.
+fn transposed(b: &[f32], rank: usize) -> Vec<f32> {
+    let outputs = b.len() / rank;
+    (0..b.len()).map(|i| b[i % rank * outputs + i / rank]).collect()
+}
+
+fn check(lora: &LoraConfig, config: &TrainConfig) -> Result<(), ModelError> {
+    let mut targets = lora.targets.clone();
+    targets.sort_unstable();
+    targets.dedup();
+    let positive = |v: f32| v.is_finite() && v > 0.0;
+    let problem = if lora.rank == 0 || !positive(lora.alpha) {
+        "rank and alpha must be above 0"
+    } else if targets.is_empty() || targets.len() != lora.targets.len() {
+        "targets must be given, each once"
+    } else if !(0.0..1.0).contains(&lora.dropout) {
+        "dropout must be in 0..1"
+    } else if config.batch == 0 || config.steps == 0 {
+        "steps and batch must be at least 1"
+    } else if !positive(config.learning_rate) || !positive(config.epsilon) || config.weight_decay < 0.0 {
+        "learning_rate and epsilon must be above 0, weight_decay not below"
+    } else if ![config.beta1, config.beta2].iter().all(|b| (0.0..1.0).contains(b)) {
+        "beta1 and beta2 must be in 0..1"
+    } else if config.clip_norm.is_some_and(|c| !positive(c)) {
+        "clip_norm must be above 0"
+    } else {
+        return Ok(());
+    };
+    Err(ModelError::input(format!("training configuration: {problem}")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! One forward and backward pass over packed samples.
+
+use super::{
+    Sample, attention,
+    loss::{Prediction, cross_entropy},
+    params::Params,
+};
+use crate::linalg::{rms_norm_backward, swiglu_backward};
+use crate::model::{Block, RopeTable, Target, Weights, add_bias, each_row, norm_rows, swiglu_rows};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// What a pass works with.
+pub(super) struct Pass<'a> {
+    pub weights: &'a Weights,
+    pub params: &'a Params,
+    pub dropout: f32,
+    /// Seed, step and number of the pass: what dropout depends on.
+    pub noise: [u64; 3],
+}
+
+/// What the backward pass needs of a block; the rest is cheap to compute again.
+struct Saved {
+    /// Input of the block.
+    x: Vec<f32>,
+    /// After RoPE.
+    qkv: Vec<f32>,
+    heads: Vec<f32>,
+    /// After attention.
+    mid: Vec<f32>,
+    gate_up: Vec<f32>,
+}
+
+/// The rows of a pass.
+struct Layout {
+    spans: Vec<Range<usize>>,
+    positions: Vec<usize>,
+    table: RopeTable,
+}
+
+impl Pass<'_> {
+    /// Adds the gradient of `scale · sum of losses` to `grads`; returns the sum of losses.
+    pub fn run(&self, samples: &[&Sample], scale: f32, grads: &mut [f32]) -> f64 {
+        let c = &self.weights.config;
+        let positions: Vec<usize> = samples.iter().flat_map(|s| 0..s.tokens.len()).collect();
+        let longest = samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+        let mut layout = Layout { spans: Vec::new(), positions, table: self.weights.rope.table(longest) };
+        let (mut x, mut predictions) = (vec![0.0; layout.positions.len() * c.width], Vec::new());
+        let mut row = 0;
+        for sample in samples {
+            layout.spans.push(row..row + sample.tokens.len());
+            for (i, token) in sample.tokens.iter().enumerate() {
+                self.weights.embedding.row(*token as usize, &mut x[(row + i) * c.width..][..c.width]);
+            }
+            let answer = sample.answer_from..sample.tokens.len();
+            predictions.extend(answer.map(|i| Prediction { row: row + i - 1, token: sample.tokens[i] }));
+            row += sample.tokens.len();
+        }
+        let mut saved = Vec::with_capacity(c.layers);
+        for (layer, block) in self.weights.blocks.iter().enumerate() {
+            let (next, keep) = self.block(layer, block, &layout, x);
+            saved.push(keep);
+            x = next;
+        }
+        let mut dx = vec![0.0; x.len()];
+        let loss = cross_entropy(self.weights, &x, &predictions, scale, &mut dx);
+        for (layer, block) in self.weights.blocks.iter().enumerate().rev() {
+            if let Some(keep) = saved.pop() {
+                self.block_backward(layer, block, &layout, keep, &mut dx, grads);
+            }
+        }
+        loss
+    }
+
+    fn block(&self, layer: usize, block: &Block, layout: &Layout, x: Vec<f32>) -> (Vec<f32>, Saved) {
+        let c = &self.weights.config;
+        let m = layout.positions.len();
+        let mut normed = vec![0.0; m * c.width];
+        norm_rows(&x, &block.attn_norm, c.rms_eps, &mut normed);
+        let mut qkv = vec![0.0; m * c.qkv_width()];
+        block.qkv.forward(&normed, m, &mut qkv, false);
+        for (target, at) in self.qkv_columns() {
+            self.adapt(layer, target, &normed, m, &mut qkv[at..], c.qkv_width());
+        }
+        add_bias(&mut qkv, block.qkv_bias.as_deref());
+        self.rotate(layout, &mut qkv, false);
+        let mut heads = vec![0.0; m * c.q_width()];
+        attention::forward(c, &layout.spans, &qkv, &mut heads);
+        let mut mid = x.clone();
+        block.out.forward(&heads, m, &mut mid, true);
+        self.adapt(layer, Target::O, &heads, m, &mut mid, c.width);
+
+        norm_rows(&mid, &block.ffn_norm, c.rms_eps, &mut normed);
+        let mut gate_up = vec![0.0; m * 2 * c.ffn];
+        block.gate_up.forward(&normed, m, &mut gate_up, false);
+        self.adapt(layer, Target::Gate, &normed, m, &mut gate_up, 2 * c.ffn);
+        self.adapt(layer, Target::Up, &normed, m, &mut gate_up[c.ffn..], 2 * c.ffn);
+        let mut act = vec![0.0; m * c.ffn];
+        swiglu_rows(&gate_up, c.ffn, &mut act);
+        let mut out = mid.clone();
+        block.down.forward(&act, m, &mut out, true);
+        self.adapt(layer, Target::Down, &act, m, &mut out, c.width);
+        (out, Saved { x, qkv, heads, mid, gate_up })
+    }
+
+    /// Turns the gradient of the block's output in `dx` into that of its input.
+    fn block_backward(
+        &self,
+        layer: usize,
+        block: &Block,
+        layout: &Layout,
+        keep: Saved,
+        dx: &mut [f32],
+        grads: &mut [f32],
+    ) {
+        self.feed_forward_backward(layer, block, &keep, dx, grads);
+        let c = &self.weights.config;
+        let m = layout.positions.len();
+        let mut dheads = vec![0.0; m * c.q_width()];
+        block.out.backward(dx, m, &mut dheads, false);
+        self.adapt_backward(layer, Target::O, &keep.heads, m, dx, c.width, grads, Some(&mut dheads));
+        let mut dqkv = vec![0.0; m * c.qkv_width()];
+        attention::backward(c, &layout.spans, &keep.qkv, &dheads, &mut dqkv);
+        self.rotate(layout, &mut dqkv, true);
+        let mut normed = vec![0.0; m * c.width];
+        norm_rows(&keep.x, &block.attn_norm, c.rms_eps, &mut normed);
+        // Below the first block there is nothing to train.
+        let mut dnormed = (layer > 0).then(|| vec![0.0; m * c.width]);
+        for (target, at) in self.qkv_columns() {
+            let (dy, into) = (&dqkv[at..], dnormed.as_deref_mut());
+            self.adapt_backward(layer, target, &normed, m, dy, c.qkv_width(), grads, into);
+        }
+        if let Some(mut dnormed) = dnormed {
+            block.qkv.backward(&dqkv, m, &mut dnormed, true);
+            self.norm_backward(&keep.x, &block.attn_norm, &dnormed, dx);
+        }
+    }
+
+    fn feed_forward_backward(&self, layer: usize, block: &Block, keep: &Saved, dx: &mut [f32], grads: &mut [f32]) {
+        let c = &self.weights.config;
+        let m = dx.len() / c.width;
+        let mut dact = vec![0.0; m * c.ffn];
+        block.down.backward(dx, m, &mut dact, false);
+        if self.params.slot(layer, Target::Down).is_some() {
+            let mut act = vec![0.0; m * c.ffn];
+            swiglu_rows(&keep.gate_up, c.ffn, &mut act);
+            self.adapt_backward(layer, Target::Down, &act, m, dx, c.width, grads, Some(&mut dact));
+        }
+        let mut dgate_up = vec![0.0; m * 2 * c.ffn];
+        each_row(&mut dgate_up, 2 * c.ffn, |i, row| {
+            let (gate, up) = keep.gate_up[i * 2 * c.ffn..][..2 * c.ffn].split_at(c.ffn);
+            let (dgate, dup) = row.split_at_mut(c.ffn);
+            swiglu_backward(gate, up, &dact[i * c.ffn..][..c.ffn], dgate, dup);
+        });
+        let mut dnormed = vec![0.0; m * c.width];
+        block.gate_up.backward(&dgate_up, m, &mut dnormed, false);
+        if [Target::Gate, Target::Up].iter().any(|t| self.params.slot(layer, *t).is_some()) {
+            let mut normed = vec![0.0; m * c.width];
+            norm_rows(&keep.mid, &block.ffn_norm, c.rms_eps, &mut normed);
+            for (target, at) in [(Target::Gate, 0), (Target::Up, c.ffn)] {
+                let dy = &dgate_up[at..];
+                self.adapt_backward(layer, target, &normed, m, dy, 2 * c.ffn, grads, Some(&mut dnormed));
+            }
+        }
+        self.norm_backward(&keep.mid, &block.ffn_norm, &dnormed, dx);
+    }
+
+    fn norm_backward(&self, x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32]) {
+        let (width, eps) = (weight.len(), self.weights.config.rms_eps);
+        each_row(dx, width, |i, dx| {
+            rms_norm_backward(&x[i * width..][..width], weight, eps, &dy[i * width..][..width], dx);
+        });
+    }
+
+    /// First columns of q, k and v.
+    fn qkv_columns(&self) -> [(Target, usize); 3] {
+        let c = &self.weights.config;
+        [(Target::Q, 0), (Target::K, c.q_width()), (Target::V, c.q_width() + c.kv_width())]
+    }
+
+    fn rotate(&self, layout: &Layout, qkv: &mut [f32], backward: bool) {
+        let (c, rope) = (&self.weights.config, &self.weights.rope);
+        each_row(qkv, c.qkv_width(), |i, row| {
+            rope.apply(&layout.table, row, c.heads + c.kv_heads, layout.positions[i], backward);
+        });
+    }
+
+    fn adapt(&self, layer: usize, target: Target, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
+        if let Some(slot) = self.params.slot(layer, target) {
+            let x = self.dropped(layer, target, x);
+            self.params.forward(slot, &x, m, y, stride);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "two matrices, their sizes, two results")]
+    fn adapt_backward(
+        &self,
+        layer: usize,
+        target: Target,
+        x: &[f32],
+        m: usize,
+        dy: &[f32],
+        stride: usize,
+        grads: &mut [f32],
+        dx: Option<&mut [f32]>,
+    ) {
+        let Some(slot) = self.params.slot(layer, target) else { return };
+        let dropped = self.dropped(layer, target, x);
+        match (dx, self.dropout > 0.0) {
+            (Some(dx), true) => {
+                let mut part = vec![0.0; m * slot.inputs];
+                self.params.backward(slot, &dropped, m, dy, stride, grads, Some(&mut part));
+                let part = self.dropped(layer, target, &part).into_owned();
+                crate::linalg::add(dx, &part);
+            }
+            (dx, _) => self.params.backward(slot, &dropped, m, dy, stride, grads, dx),
+        }
+    }
+
+    /// `x` with a share of its values set to 0 and the others raised to keep the mean; the same ones each time
+    /// within a pass.
+    fn dropped<'x>(&self, layer: usize, target: Target, x: &'x [f32]) -> Cow<'x, [f32]> {
+        if self.dropout == 0.0 {
+            return Cow::Borrowed(x);
+        }
+        let mut seed = [0u8; 32];
+        for (bytes, n) in seed.chunks_exact_mut(8).zip(self.noise) {
+            bytes.copy_from_slice(&n.to_le_bytes());
+        }
+        let mut rng = ChaCha8Rng::from_seed(seed);
+        rng.set_stream((layer * Target::ALL.len() + target as usize) as u64);
+        let keep = 1.0 / (1.0 - self.dropout);
+        Cow::Owned(x.iter().map(|v| if rng.random::<f32>() < self.dropout { 0.0 } else { v * keep }).collect())
+    }
+}

@@ -1,0 +1,196 @@
+//! Tests of the trainer on tiny random models.
+
+use super::*;
+use crate::model::tests::{some_tokens, tiny_file};
+use crate::model::{Arch, Storage};
+
+fn decoder(arch: Arch) -> Decoder {
+    Decoder::load_with(&tiny_file(arch), Storage::F32).unwrap()
+}
+
+fn samples() -> Vec<Sample> {
+    [(14, 9), (5, 1), (33, 30), (8, 4), (21, 20)]
+        .iter()
+        .enumerate()
+        .map(|(i, (len, from))| Sample { tokens: some_tokens(*len, i as u32 + 1), answer_from: *from })
+        .collect()
+}
+
+fn all_targets() -> LoraConfig {
+    LoraConfig { rank: 3, alpha: 4.0, targets: Target::ALL.into(), ..LoraConfig::default() }
+}
+
+fn config() -> TrainConfig {
+    TrainConfig { steps: 6, batch: 3, pass_tokens: 40, learning_rate: 5e-3, ..TrainConfig::default() }
+}
+
+/// Loss (sum of nats) of all samples in f64-summed passes, and optionally the gradient.
+fn loss(trainer: &Trainer, grads: &mut [f32]) -> f64 {
+    let texts: Vec<&Sample> = trainer.samples.iter().collect();
+    let pass = pass::Pass {
+        weights: &trainer.decoder.weights,
+        params: &trainer.params,
+        dropout: trainer.lora.dropout,
+        noise: [1, 2, 3],
+    };
+    pass.run(&texts, 1.0, grads)
+}
+
+fn gradient_check(arch: Arch, lora: LoraConfig) {
+    let mut t = Trainer::new(&decoder(arch), lora, config(), samples()).unwrap();
+    // B starts at zero, which would hide the gradient of A.
+    let noise = crate::model::tests::noise(t.params.len(), 5, 0.2);
+    t.params.values_mut().iter_mut().zip(&noise).for_each(|(v, n)| *v += n);
+    let mut grads = vec![0.0; t.params.len()];
+    loss(&t, &mut grads);
+    let names: Vec<(usize, Target)> = t.params.slots().map(|s| (s.layer, s.target)).collect();
+    assert_eq!(names.len(), 2 * t.lora.targets.len());
+    let scale = grads.iter().fold(0.0f32, |a, g| a.max(g.abs()));
+    let mut scratch = vec![0.0; grads.len()];
+    let mut checked = 0;
+    for i in (0..grads.len()).step_by(7) {
+        let h = 4e-3;
+        let old = t.params.values()[i];
+        t.params.values_mut()[i] = old + h;
+        let high = loss(&t, &mut scratch);
+        t.params.values_mut()[i] = old - h;
+        let low = loss(&t, &mut scratch);
+        t.params.values_mut()[i] = old;
+        let want = (high - low) / (2.0 * f64::from(h));
+        let error = (f64::from(grads[i]) - want).abs();
+        assert!(error < 2e-3 * f64::from(scale) + 1e-2 * want.abs(), "value {i}: {} and {want}", grads[i]);
+        checked += 1;
+    }
+    assert!(checked > 100);
+}
+
+#[test]
+fn gradients_match_finite_differences() {
+    gradient_check(Arch::Llama, all_targets());
+    gradient_check(Arch::Qwen2, LoraConfig { rank_stabilized: true, ..all_targets() });
+}
+
+#[test]
+fn gradients_match_with_dropout_and_few_targets() {
+    let lora = LoraConfig { dropout: 0.3, targets: vec![Target::K, Target::O, Target::Down], ..all_targets() };
+    gradient_check(Arch::Llama, lora);
+}
+
+#[test]
+fn the_training_pass_computes_what_the_decoder_computes() {
+    let d = decoder(Arch::Qwen2);
+    let mut t = Trainer::new(&d, all_targets(), config(), samples()).unwrap();
+    for _ in 0..3 {
+        t.step().unwrap();
+    }
+    let adapted = d.with_adapter(&t.adapter().unwrap()).unwrap();
+    let items: Vec<_> =
+        t.samples.iter().map(|s| crate::model::Scored { tokens: &s.tokens, from: s.answer_from }).collect();
+    let want: f64 = adapted.nll(&items).unwrap().iter().flatten().map(|v| f64::from(*v)).sum();
+    let got = loss(&t, &mut vec![0.0; t.params.len()]);
+    // The decoder keeps keys and values in f16.
+    assert!((got - want).abs() < 2e-2, "{got} {want}");
+}
+
+#[test]
+fn loss_falls_and_the_cut_into_passes_changes_nothing_but_rounding() {
+    let d = decoder(Arch::Llama);
+    let run = |pass_tokens: usize| {
+        let mut t =
+            Trainer::new(&d, all_targets(), TrainConfig { steps: 40, pass_tokens, ..config() }, samples()).unwrap();
+        let mut losses = vec![];
+        t.run(&mut |r| {
+            losses.push(r.loss);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        losses
+    };
+    let (one, many) = (run(10_000), run(1));
+    assert!((one[0] - many[0]).abs() < 1e-4, "{} {}", one[0], many[0]);
+    let mean = |l: &[f32]| l.iter().sum::<f32>() / l.len() as f32;
+    assert!(mean(&one[35..]) < 0.5 * mean(&one[..5]), "{one:?}");
+}
+
+#[test]
+fn an_interrupted_run_ends_with_the_same_bits() {
+    let d = decoder(Arch::Llama);
+    let lora = LoraConfig { dropout: 0.1, ..all_targets() };
+    let schedule = TrainConfig { schedule: Schedule::Cosine, warmup_steps: 2, weight_decay: 0.01, ..config() };
+    let fresh = || Trainer::new(&d, lora.clone(), schedule.clone(), samples()).unwrap();
+    let mut whole = fresh();
+    whole.run(&mut |_| ControlFlow::Continue(())).unwrap();
+
+    let mut first = fresh();
+    let stopped = first.run(&mut |r| if r.step == 4 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+    assert!(matches!(stopped, Err(ModelError::Cancelled)));
+    let bytes = first.save();
+    let mut second = fresh();
+    second.restore(&bytes).unwrap();
+    assert_eq!(second.steps_done(), 4);
+    second.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(second.save(), whole.save());
+    assert_eq!(second.finish().unwrap(), whole.finish().unwrap());
+
+    let mut cut = bytes.clone();
+    cut.truncate(bytes.len() - 1);
+    assert!(fresh().restore(&cut).unwrap_err().to_string().contains("damaged"));
+    let mut flipped = bytes.clone();
+    flipped[100] ^= 1;
+    assert!(fresh().restore(&flipped).is_err());
+    let mut other = Trainer::new(&d, lora.clone(), TrainConfig { seed: 1, ..schedule.clone() }, samples()).unwrap();
+    assert!(other.restore(&bytes).unwrap_err().to_string().contains("another"));
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let d = decoder(Arch::Llama);
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let mut t = Trainer::new(&d, all_targets(), config(), samples()).unwrap();
+            t.run(&mut |_| ControlFlow::Continue(())).unwrap();
+            t.save()
+        })
+    };
+    assert_eq!(run(1), run(4));
+}
+
+#[test]
+fn every_epoch_has_every_sample_once() {
+    let t = Trainer::new(&decoder(Arch::Llama), all_targets(), config(), samples()).unwrap();
+    let mut seen = vec![];
+    for step in 0..5 {
+        let t = Trainer { step, ..Trainer::new(&t.decoder, t.lora.clone(), t.config.clone(), samples()).unwrap() };
+        seen.extend(t.next_samples());
+    }
+    for epoch in seen.chunks(5) {
+        let mut sorted = epoch.to_vec();
+        sorted.sort_unstable();
+        assert_eq!(sorted, [0, 1, 2, 3, 4]);
+    }
+}
+
+#[test]
+fn overflow_stops_with_a_name_and_keeps_the_adapter() {
+    let d = decoder(Arch::Llama);
+    let mut t = Trainer::new(&d, all_targets(), config(), samples()).unwrap();
+    t.step().unwrap();
+    t.params.values_mut().iter_mut().for_each(|v| *v *= 1e19);
+    let before = t.save();
+    let error = t.step().unwrap_err();
+    assert!(matches!(&error, ModelError::NotFinite { .. }), "{error}");
+    assert_eq!(t.save(), before);
+}
+
+#[test]
+fn senseless_configurations_are_refused() {
+    let d = decoder(Arch::Llama);
+    let refuse = |l: LoraConfig, c: TrainConfig, s: Vec<Sample>| Trainer::new(&d, l, c, s).unwrap_err().to_string();
+    assert!(refuse(LoraConfig { rank: 0, ..all_targets() }, config(), samples()).contains("rank"));
+    assert!(refuse(LoraConfig { targets: vec![Target::Q; 2], ..all_targets() }, config(), samples()).contains("once"));
+    assert!(refuse(all_targets(), TrainConfig { batch: 0, ..config() }, samples()).contains("batch"));
+    assert!(refuse(all_targets(), config(), vec![]).contains("no training samples"));
+    let late = Sample { tokens: vec![1, 2], answer_from: 2 };
+    assert!(refuse(all_targets(), config(), vec![late]).contains("token 2 of 2"));
+}
