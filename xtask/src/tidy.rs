@@ -75,12 +75,7 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
 }
 
 fn normal_dependencies(package: &Package) -> BTreeSet<String> {
-    package
-        .dependencies
-        .iter()
-        .filter(|d| d.kind != DependencyKind::Development)
-        .map(|d| d.name.clone())
-        .collect()
+    package.dependencies.iter().filter(|d| d.kind != DependencyKind::Development).map(|d| d.name.clone()).collect()
 }
 
 fn arrow_problems(deps: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
@@ -106,9 +101,8 @@ fn naming_problems(deps: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let mut out = Vec::new();
     for (member, uses) in deps {
         for used in uses {
-            let rule = NAMED_BY.iter().find(|(name, _)| {
-                *name == used || (name.ends_with('-') && used.starts_with(name))
-            });
+            let rule =
+                NAMED_BY.iter().find(|(name, _)| *name == used || (name.ends_with('-') && used.starts_with(name)));
             if let Some((_, allowed)) = rule
                 && !allowed.contains(&member.as_str())
             {
@@ -165,10 +159,7 @@ mod tests {
     use super::*;
 
     fn graph(edges: &[(&str, &[&str])]) -> BTreeMap<String, BTreeSet<String>> {
-        edges
-            .iter()
-            .map(|(m, u)| ((*m).to_owned(), u.iter().map(|x| (*x).to_owned()).collect()))
-            .collect()
+        edges.iter().map(|(m, u)| ((*m).to_owned(), u.iter().map(|x| (*x).to_owned()).collect())).collect()
     }
 
     #[test]
@@ -181,7 +172,8 @@ mod tests {
     fn a_broken_arrow_is_found() {
         let ok = graph(&[("flywheel-types", &[]), ("flywheel-store", &["flywheel-types", "sqlx"])]);
         assert!(arrow_problems(&ok).is_empty());
-        let broken = graph(&[("flywheel-types", &[]), ("flywheel-store", &[]), ("flywheel-experiment", &["flywheel-store"])]);
+        let broken =
+            graph(&[("flywheel-types", &[]), ("flywheel-store", &[]), ("flywheel-experiment", &["flywheel-store"])]);
         assert_eq!(
             arrow_problems(&broken),
             ["`flywheel-experiment` must not depend on `flywheel-store` (DESIGN: arrows)"]

@@ -72,14 +72,8 @@ pub fn rank(cells: &[SliceCell], top: usize) -> Vec<SliceScore> {
 fn cuboid(cells: &[SliceCell], chosen: &[usize], excess: f64, out: &mut Vec<SliceScore>) {
     let mut groups: IdMap<u64, Vec<SliceScore>> = IdMap::default();
     for c in cells {
-        let key = chosen
-            .iter()
-            .fold(0, |h, a| mix(h ^ u64::from(c.values[*a])));
-        let same = |s: &SliceScore| {
-            s.conditions
-                .iter()
-                .all(|(a, v)| c.values[*a as usize] == *v)
-        };
+        let key = chosen.iter().fold(0, |h, a| mix(h ^ u64::from(c.values[*a])));
+        let same = |s: &SliceScore| s.conditions.iter().all(|(a, v)| c.values[*a as usize] == *v);
         let group = groups.entry(key).or_default();
         let at = match group.iter().position(same) {
             Some(at) => at,
@@ -125,18 +119,12 @@ pub fn rank_interactions(
 ) -> Vec<SliceScore> {
     let chunk = only_chunk.map(|c| names.chunk.get(c).unwrap_or(u32::MAX));
     let tally = |rows: &InteractionRows| {
-        let mut map: std::collections::BTreeMap<[u32; 4], (f64, f64)> =
-            std::collections::BTreeMap::new();
+        let mut map: std::collections::BTreeMap<[u32; 4], (f64, f64)> = std::collections::BTreeMap::new();
         for i in 0..rows.len() {
             if chunk.is_some_and(|c| !rows.chunks(i).any(|(x, hidden)| x == c && !hidden)) {
                 continue;
             }
-            let key = [
-                rows.bundle[i],
-                rows.device_class[i],
-                rows.locale[i],
-                rows.template[i],
-            ];
+            let key = [rows.bundle[i], rows.device_class[i], rows.locale[i], rows.template[i]];
             let e = map.entry(key).or_default();
             e.0 += 1.0;
             e.1 += f64::from(rows.rejected[i]);
@@ -144,9 +132,7 @@ pub fn rank_interactions(
         map
     };
     let (past, present) = (tally(before), tally(now));
-    let (rows, failures) = past
-        .values()
-        .fold((0.0, 0.0), |s, v| (s.0 + v.0, s.1 + v.1));
+    let (rows, failures) = past.values().fold((0.0, 0.0), |s, v| (s.0 + v.0, s.1 + v.1));
     if rows == 0.0 {
         return Vec::new(); // without history nothing can be called an excess
     }
@@ -155,12 +141,7 @@ pub fn rank_interactions(
         .map(|(key, (n, k))| {
             let (pn, pk) = past.get(&key).copied().unwrap_or_default();
             let expected = expected_from_history(n, pn, pk, failures / rows);
-            SliceCell {
-                values: key.to_vec(),
-                rows: n,
-                failures: k,
-                expected,
-            }
+            SliceCell { values: key.to_vec(), rows: n, failures: k, expected }
         })
         .collect();
     rank(&cells, top)
@@ -171,12 +152,7 @@ mod tests {
     use super::*;
 
     fn cell(values: [u32; 3], failures: f64, expected: f64) -> SliceCell {
-        SliceCell {
-            values: values.to_vec(),
-            rows: 100.0,
-            failures,
-            expected,
-        }
+        SliceCell { values: values.to_vec(), rows: 100.0, failures, expected }
     }
 
     #[test]

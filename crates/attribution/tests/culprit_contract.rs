@@ -9,8 +9,8 @@
 )]
 
 use flywheel_attribution::culprit::{
-    AttributionError, AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo,
-    FreezePrecision, SubjectKind, Transition, step,
+    AttributionError, AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo, FreezePrecision, SubjectKind,
+    Transition, step,
 };
 use flywheel_types::rows::{InteractionRows, Names};
 use flywheel_types::{Automation, ChunkState, TrustClass};
@@ -60,30 +60,19 @@ fn rows(seed: u64, n: usize, days: u32, users: std::ops::Range<usize>, bad: bool
 /// A batch with its own ids, interned in the order the rows come.
 fn batch(rows: &[Row]) -> (Names, InteractionRows) {
     let mut names = Names::default();
-    let mut b = InteractionRows {
-        chunk_start: vec![0],
-        ..InteractionRows::default()
-    };
+    let mut b = InteractionRows { chunk_start: vec![0], ..InteractionRows::default() };
     for (i, r) in rows.iter().enumerate() {
         b.interaction.push(format!("{}-{i}-{}", r.hour, r.user));
         b.hour.push(r.hour);
-        b.template
-            .push(names.template.intern(&format!("t{}", r.template)));
+        b.template.push(names.template.intern(&format!("t{}", r.template)));
         b.bundle.push(names.bundle.intern("b"));
-        b.device_class
-            .push(names.device_class.intern(["x", "y"][r.user % 2]));
-        b.locale
-            .push(names.locale.intern(["en", "zh"][r.user / 2 % 2]));
-        b.install
-            .push(names.install.intern(&format!("user-{}", r.user)));
+        b.device_class.push(names.device_class.intern(["x", "y"][r.user % 2]));
+        b.locale.push(names.locale.intern(["en", "zh"][r.user / 2 % 2]));
+        b.install.push(names.install.intern(&format!("user-{}", r.user)));
         b.trust.push(r.trust);
         b.rejected.push(r.rejected);
         b.refused.push(false);
-        b.chunk.extend(
-            r.chunks
-                .iter()
-                .map(|c| names.chunk.intern(&format!("c{c}@1"))),
-        );
+        b.chunk.extend(r.chunks.iter().map(|c| names.chunk.intern(&format!("c{c}@1"))));
         b.chunk_hidden.resize(b.chunk.len(), false);
         b.chunk_start.push(b.chunk.len() as u32);
     }
@@ -104,17 +93,11 @@ fn context(state: ChunkState) -> ChunkContext {
         now_hour: 1_010 * 24,
         automation: Automation::Act,
         precision: FreezePrecision::default(),
-        chunks: (0..CHUNKS)
-            .map(|c| (format!("c{c}@1"), info.clone()))
-            .collect::<BTreeMap<_, _>>(),
+        chunks: (0..CHUNKS).map(|c| (format!("c{c}@1"), info.clone())).collect::<BTreeMap<_, _>>(),
     }
 }
 
-fn feed(
-    state: &mut AttributionState,
-    rows: &[Row],
-    ctx: &ChunkContext,
-) -> flywheel_attribution::culprit::StepReport {
+fn feed(state: &mut AttributionState, rows: &[Row], ctx: &ChunkContext) -> flywheel_attribution::culprit::StepReport {
     let (names, b) = batch(rows);
     step(&AttributionPolicyV1::default(), state, &names, &b, ctx).unwrap()
 }
@@ -135,73 +118,37 @@ fn batches_may_be_cut_anywhere_and_the_state_survives_storage() {
     let key = |r: &flywheel_attribution::culprit::StepReport| -> Vec<_> {
         r.suspects
             .iter()
-            .map(|s| {
-                (
-                    s.name.clone(),
-                    s.users,
-                    s.exposures,
-                    format!("{:.9} {:.9} {:.9}", s.z, s.q_hat, s.log_e),
-                )
-            })
+            .map(|s| (s.name.clone(), s.users, s.exposures, format!("{:.9} {:.9} {:.9}", s.z, s.q_hat, s.log_e)))
             .collect()
     };
     assert_eq!(key(&a), key(&b));
-    let found: std::collections::BTreeSet<_> = a
-        .suspects
-        .iter()
-        .filter(|s| s.significant)
-        .map(|s| (s.kind, s.name.as_str()))
-        .collect();
+    let found: std::collections::BTreeSet<_> =
+        a.suspects.iter().filter(|s| s.significant).map(|s| (s.kind, s.name.as_str())).collect();
     let planted = [(SubjectKind::Template, "t2"), (SubjectKind::Chunk, "c0@1")];
     assert_eq!(found, planted.into_iter().collect());
     let freeze = a.proposals.iter().find(|p| p.name == "c0@1").unwrap();
-    assert_eq!(
-        (&freeze.transition, freeze.automatic),
-        (&Transition::Freeze, true),
-        "{freeze:?}"
-    );
-    let t = a
-        .proposals
-        .iter()
-        .find(|p| p.kind == SubjectKind::Template)
-        .unwrap();
+    assert_eq!((&freeze.transition, freeze.automatic), (&Transition::Freeze, true), "{freeze:?}");
+    let t = a.proposals.iter().find(|p| p.kind == SubjectKind::Template).unwrap();
     assert_eq!((t.name.as_str(), t.automatic), ("t2", false), "{t:?}");
-    assert!(
-        a.proposals
-            .iter()
-            .all(|p| p.name == "c0@1" || p.name == "t2"),
-        "{:?}",
-        a.proposals
-    );
+    assert!(a.proposals.iter().all(|p| p.name == "c0@1" || p.name == "t2"), "{:?}", a.proposals);
 }
 
 #[test]
 fn shards_of_different_people_add_up() {
-    let (left, right) = (
-        rows(2, 8_000, 8, 0..900, true),
-        rows(3, 8_000, 8, 1_000..1_900, true),
-    );
+    let (left, right) = (rows(2, 8_000, 8, 0..900, true), rows(3, 8_000, 8, 1_000..1_900, true));
     let ctx = context(ChunkState::Suspect);
     let (mut a, mut b) = (AttributionState::default(), AttributionState::default());
     let (ra, rb) = (feed(&mut a, &left, &ctx), feed(&mut b, &right, &ctx));
     a.merge(&b).unwrap();
     assert_eq!(a.rows(), 16_000);
     let sum = feed(&mut a, &[], &ctx);
-    let of = |r: &flywheel_attribution::culprit::StepReport| {
-        r.suspects
-            .iter()
-            .find(|s| s.name == "c0@1")
-            .cloned()
-            .unwrap()
-    };
+    let of =
+        |r: &flywheel_attribution::culprit::StepReport| r.suspects.iter().find(|s| s.name == "c0@1").cloned().unwrap();
     let (x, y, z) = (of(&ra), of(&rb), of(&sum));
     assert_eq!(z.users, x.users + y.users);
     assert!(z.log_e > x.log_e && z.log_e > y.log_e);
     let same_people = a.clone();
-    assert!(matches!(
-        a.merge(&b),
-        Err(AttributionError::NotMergeable(_))
-    ));
+    assert!(matches!(a.merge(&b), Err(AttributionError::NotMergeable(_))));
     assert_eq!(a, same_people, "a refused merge changes nothing");
 }
 
@@ -216,11 +163,7 @@ fn spam_anonymous_rows_automation_and_the_kill_switch() {
             hour: 1_000 * 24 + r.random_range(24..190),
             user: if keyed { 5_000 + i % 20 } else { 6_000 + i },
             template: 0,
-            trust: if keyed {
-                TrustClass::Keyed
-            } else {
-                TrustClass::Anonymous
-            },
+            trust: if keyed { TrustClass::Keyed } else { TrustClass::Anonymous },
             rejected: true,
             chunks: vec![7, 8, 9],
         });
@@ -229,21 +172,8 @@ fn spam_anonymous_rows_automation_and_the_kill_switch() {
     let mut state = AttributionState::default();
     let report = feed(&mut state, &all, &context(ChunkState::Suspect));
     assert_eq!((report.rows_used, report.rows_anonymous), (12_800, 10_000));
-    assert!(
-        report
-            .proposals
-            .iter()
-            .all(|p| p.kind == SubjectKind::Template),
-        "{:?}",
-        report.proposals
-    );
-    assert!(
-        report
-            .suspects
-            .iter()
-            .filter(|s| s.kind == SubjectKind::Chunk)
-            .all(|s| !s.significant)
-    );
+    assert!(report.proposals.iter().all(|p| p.kind == SubjectKind::Template), "{:?}", report.proposals);
+    assert!(report.suspects.iter().filter(|s| s.kind == SubjectKind::Chunk).all(|s| !s.significant));
 
     let bad = rows(5, 12_000, 8, 0..1_500, true);
     for (automation, kill_switch) in [(Automation::Recommend, false), (Automation::Act, true)] {
@@ -257,17 +187,10 @@ fn spam_anonymous_rows_automation_and_the_kill_switch() {
         assert_eq!((&p.transition, p.automatic), (&Transition::Freeze, false));
     }
     let mut ctx = context(ChunkState::Suspect);
-    ctx.chunks
-        .get_mut("c0@1")
-        .unwrap()
-        .tags
-        .push("medical".to_owned());
+    ctx.chunks.get_mut("c0@1").unwrap().tags.push("medical".to_owned());
     let report = feed(&mut AttributionState::default(), &bad, &ctx);
     let p = report.proposals.iter().find(|p| p.name == "c0@1").unwrap();
-    assert!(
-        matches!(&p.transition, Transition::NeedsPerson { why } if why.contains("medical")),
-        "{p:?}"
-    );
+    assert!(matches!(&p.transition, Transition::NeedsPerson { why } if why.contains("medical")), "{p:?}");
 }
 
 #[test]
@@ -279,18 +202,8 @@ fn registry_states_drive_their_own_proposals() {
     ctx.chunks.get_mut("c5@1").unwrap().state = ChunkState::Frozen;
     ctx.chunks.get_mut("c5@1").unwrap().since_hour = ctx.now_hour - 13 * 24;
     let report = feed(&mut AttributionState::default(), &[], &ctx);
-    let got: Vec<_> = report
-        .proposals
-        .iter()
-        .map(|p| (p.name.as_str(), &p.transition, p.automatic))
-        .collect();
-    assert_eq!(
-        got,
-        [
-            ("c3@1", &Transition::ExpireFreeze, true),
-            ("c4@1", &Transition::ClearSuspect, true)
-        ]
-    );
+    let got: Vec<_> = report.proposals.iter().map(|p| (p.name.as_str(), &p.transition, p.automatic)).collect();
+    assert_eq!(got, [("c3@1", &Transition::ExpireFreeze, true), ("c4@1", &Transition::ClearSuspect, true)]);
     assert_eq!(report.base_rate, None, "no data is unknown, not 0");
 }
 
@@ -307,53 +220,17 @@ fn bad_input_is_named_and_changes_nothing() {
     };
     let mut b = good.clone();
     b.hour.pop();
-    assert_eq!(
-        refuse(&b, &policy),
-        AttributionError::ColumnLength {
-            column: "hour",
-            found: 49,
-            expected: 50
-        }
-    );
+    assert_eq!(refuse(&b, &policy), AttributionError::ColumnLength { column: "hour", found: 49, expected: 50 });
     let mut b = good.clone();
     b.chunk_start[3] = 9_999;
-    assert!(matches!(
-        refuse(&b, &policy),
-        AttributionError::ChunkOffsets {
-            row: 3,
-            value: 9_999,
-            ..
-        }
-    ));
+    assert!(matches!(refuse(&b, &policy), AttributionError::ChunkOffsets { row: 3, value: 9_999, .. }));
     let mut b = good.clone();
     b.locale[7] = 44;
-    assert_eq!(
-        refuse(&b, &policy),
-        AttributionError::UnknownId {
-            row: 7,
-            column: "locale",
-            id: 44
-        }
-    );
-    let wrong = AttributionPolicyV1 {
-        gamma: 0.5,
-        ..policy
-    };
-    assert!(matches!(
-        refuse(&good, &wrong),
-        AttributionError::Policy { field: "gamma", .. }
-    ));
+    assert_eq!(refuse(&b, &policy), AttributionError::UnknownId { row: 7, column: "locale", id: 44 });
+    let wrong = AttributionPolicyV1 { gamma: 0.5, ..policy };
+    assert!(matches!(refuse(&good, &wrong), AttributionError::Policy { field: "gamma", .. }));
     let (names, empty) = (Names::default(), InteractionRows::default());
-    assert!(
-        step(
-            &AttributionPolicyV1::default(),
-            &mut state,
-            &names,
-            &empty,
-            &ctx
-        )
-        .is_ok()
-    );
+    assert!(step(&AttributionPolicyV1::default(), &mut state, &names, &empty, &ctx).is_ok());
 }
 
 #[test]
@@ -362,35 +239,13 @@ fn a_hundred_thousand_rows_in_one_step() {
     let (names, b) = batch(&all);
     let mut state = AttributionState::default();
     let started = std::time::Instant::now();
-    step(
-        &AttributionPolicyV1::default(),
-        &mut state,
-        &names,
-        &b,
-        &context(ChunkState::Suspect),
-    )
-    .unwrap();
+    step(&AttributionPolicyV1::default(), &mut state, &names, &b, &context(ChunkState::Suspect)).unwrap();
     let first = started.elapsed();
-    let later: Vec<Row> = rows(9, 100_000, 1, 0..20_000, true)
-        .into_iter()
-        .map(|r| Row {
-            hour: r.hour + 24,
-            ..r
-        })
-        .collect();
+    let later: Vec<Row> =
+        rows(9, 100_000, 1, 0..20_000, true).into_iter().map(|r| Row { hour: r.hour + 24, ..r }).collect();
     let (names, b) = batch(&later);
     let started = std::time::Instant::now();
-    step(
-        &AttributionPolicyV1::default(),
-        &mut state,
-        &names,
-        &b,
-        &context(ChunkState::Suspect),
-    )
-    .unwrap();
+    step(&AttributionPolicyV1::default(), &mut state, &names, &b, &context(ChunkState::Suspect)).unwrap();
     let bytes = serde_json::to_vec(&state).unwrap().len();
-    println!(
-        "100,000 rows × 3 chunks: first step {first:?}, next {:?}, state {bytes} bytes",
-        started.elapsed()
-    );
+    println!("100,000 rows × 3 chunks: first step {first:?}, next {:?}, state {bytes} bytes", started.elapsed());
 }

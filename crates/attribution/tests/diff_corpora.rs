@@ -38,11 +38,7 @@ fn tags(pair: &str) -> Option<(f64, f64)> {
         }
     }
     let f1 = |c: [f64; 3]| 2.0 * c[0] / (2.0 * c[0] + c[1] + c[2]);
-    println!(
-        "{pair}: word F1 {:.4}, gap F1 {:.4}",
-        f1(counts[0]),
-        f1(counts[1])
-    );
+    println!("{pair}: word F1 {:.4}, gap F1 {:.4}", f1(counts[0]), f1(counts[1]));
     Some((f1(counts[0]), f1(counts[1])))
 }
 

@@ -8,8 +8,7 @@
 )]
 
 use flywheel_attribution::culprit::{
-    AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo, FreezePrecision, SubjectKind,
-    step,
+    AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo, FreezePrecision, SubjectKind, step,
 };
 use flywheel_types::rows::{InteractionRows, Names};
 use flywheel_types::{Automation, ChunkState, TrustClass};
@@ -75,9 +74,7 @@ fn world(r: &mut ChaCha8Rng, planted: usize) -> World {
     for &b in &bad {
         q[b] = r.random_range(0.10..0.45);
         let t = b / PER_TOPIC;
-        let others: Vec<usize> = (t * PER_TOPIC..(t + 1) * PER_TOPIC)
-            .filter(|c| !bad.contains(c))
-            .collect();
+        let others: Vec<usize> = (t * PER_TOPIC..(t + 1) * PER_TOPIC).filter(|c| !bad.contains(c)).collect();
         buddy[b] = others[r.random_range(0..others.len())];
     }
     let mut popularity: Vec<f64> = zipf(TOPICS, 0.8).collect();
@@ -88,18 +85,11 @@ fn world(r: &mut ChaCha8Rng, planted: usize) -> World {
         buddy,
         attraction: (0..CHUNKS).map(|_| 0.8 * normal(r)).collect(),
         topic_effect: (0..TOPICS).map(|_| 0.5 * normal(r)).collect(),
-        template_effect: (0..TEMPLATES)
-            .map(|i| 0.6 * normal(r) + if i < 3 { 0.6 } else { 0.0 })
-            .collect(),
+        template_effect: (0..TEMPLATES).map(|i| 0.6 * normal(r) + if i < 3 { 0.6 } else { 0.0 }).collect(),
         grumpiness: (0..USERS).map(|_| 0.7 * normal(r)).collect(),
         topic_cdf: cdf(popularity.into_iter()),
         template_cdf: (0..TOPICS)
-            .map(|_| {
-                cdf(zipf(TEMPLATES, 1.0)
-                    .map(|p| p * r.random_range(0.2..3.0))
-                    .collect::<Vec<_>>()
-                    .into_iter())
-            })
+            .map(|_| cdf(zipf(TEMPLATES, 1.0).map(|p| p * r.random_range(0.2..3.0)).collect::<Vec<_>>().into_iter()))
             .collect(),
         user_cdf: cdf(zipf(USERS, 0.6)),
     }
@@ -107,12 +97,7 @@ fn world(r: &mut ChaCha8Rng, planted: usize) -> World {
 
 fn retrieve(w: &World, r: &mut ChaCha8Rng, topic: usize) -> Vec<usize> {
     let mut scored: Vec<(f64, usize)> = (topic * PER_TOPIC..(topic + 1) * PER_TOPIC)
-        .map(|c| {
-            (
-                w.attraction[c] - (-r.random::<f64>().max(1e-300).ln()).ln(),
-                c,
-            )
-        })
+        .map(|c| (w.attraction[c] - (-r.random::<f64>().max(1e-300).ln()).ln(), c))
         .collect();
     scored.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut s: Vec<usize> = scored.iter().take(K).map(|x| x.1).collect();
@@ -147,10 +132,7 @@ fn day_rows(w: &World, r: &mut ChaCha8Rng, day: u32) -> InteractionRows {
     const DEVICE: [f64; 3] = [0.0, 0.25, 0.5];
     const LOCALE: [f64; 5] = [0.0, 0.1, 0.3, -0.2, 0.4];
     let n = TRACES / DAYS as usize;
-    let mut rows = InteractionRows {
-        chunk_start: vec![0],
-        ..InteractionRows::default()
-    };
+    let mut rows = InteractionRows { chunk_start: vec![0], ..InteractionRows::default() };
     for i in 0..n {
         let topic = draw(r, &w.topic_cdf);
         let (t, b, d, l) = (
@@ -161,13 +143,8 @@ fn day_rows(w: &World, r: &mut ChaCha8Rng, day: u32) -> InteractionRows {
         );
         let u = draw(r, &w.user_cdf);
         let s = retrieve(w, r, topic);
-        let eta = -3.2
-            + w.template_effect[t]
-            + BUNDLE[b]
-            + DEVICE[d]
-            + LOCALE[l]
-            + w.topic_effect[topic]
-            + w.grumpiness[u];
+        let eta =
+            -3.2 + w.template_effect[t] + BUNDLE[b] + DEVICE[d] + LOCALE[l] + w.topic_effect[topic] + w.grumpiness[u];
         let mut survive = 1.0 - 1.0 / (1.0 + (-eta).exp());
         for (rank, &c) in s.iter().enumerate() {
             survive *= 1.0 - w.q[c] / (2.0 + rank as f64).log2();
@@ -194,11 +171,7 @@ fn run(seed: u64, planted: usize, trim: u32) -> (usize, usize, usize) {
     let mut r = ChaCha8Rng::seed_from_u64(seed);
     let w = world(&mut r, planted);
     let names = names();
-    let policy = AttributionPolicyV1 {
-        trim_keyed: trim,
-        refit_hours: 24,
-        ..AttributionPolicyV1::default()
-    };
+    let policy = AttributionPolicyV1 { trim_keyed: trim, refit_hours: 24, ..AttributionPolicyV1::default() };
     let mut state = AttributionState::default();
     let info = ChunkInfo {
         state: ChunkState::Suspect,
@@ -213,12 +186,7 @@ fn run(seed: u64, planted: usize, trim: u32) -> (usize, usize, usize) {
         now_hour: 0,
         automation: Automation::Act,
         precision: FreezePrecision::default(),
-        chunks: names
-            .chunk
-            .names()
-            .iter()
-            .map(|n| (n.clone(), info.clone()))
-            .collect::<BTreeMap<_, _>>(),
+        chunks: names.chunk.names().iter().map(|n| (n.clone(), info.clone())).collect::<BTreeMap<_, _>>(),
     };
     let mut found = BTreeSet::new();
     let mut suspects = 0;
@@ -227,11 +195,7 @@ fn run(seed: u64, planted: usize, trim: u32) -> (usize, usize, usize) {
         context.now_hour = (day + 1) * 24;
         let report = step(&policy, &mut state, &names, &rows, &context).unwrap();
         suspects = report.hypotheses as usize;
-        for s in report
-            .suspects
-            .iter()
-            .filter(|s| s.significant && s.kind == SubjectKind::Chunk)
-        {
+        for s in report.suspects.iter().filter(|s| s.significant && s.kind == SubjectKind::Chunk) {
             found.insert(names.chunk.get(&s.name).unwrap() as usize);
         }
     }
@@ -245,19 +209,11 @@ fn planted_causes_are_found_with_error_control() {
     let (mut fdr, mut power, mut m) = (0.0, 0.0, 0);
     for seed in 1..=20 {
         let (good, wrong, suspects) = run(seed, 10, 5);
-        fdr += if good + wrong > 0 {
-            wrong as f64 / (good + wrong) as f64
-        } else {
-            0.0
-        } / 20.0;
+        fdr += if good + wrong > 0 { wrong as f64 / (good + wrong) as f64 } else { 0.0 } / 20.0;
         power += good as f64 / 10.0 / 20.0;
         m += suspects;
     }
-    println!(
-        "20 seeds: FDR {fdr:.3}, found {power:.3}, suspects {:.1}, {:?}",
-        m as f64 / 20.0,
-        started.elapsed()
-    );
+    println!("20 seeds: FDR {fdr:.3}, found {power:.3}, suspects {:.1}, {:?}", m as f64 / 20.0, started.elapsed());
     assert!(fdr <= 0.1, "false-discovery rate {fdr}");
     assert!(power >= 0.5, "found {power}");
 }

@@ -17,27 +17,21 @@ fn labelled_incidents_are_localised() {
         return;
     };
     let labels: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(folder.join("labels.json")).unwrap())
-            .unwrap();
+        serde_json::from_str(&std::fs::read_to_string(folder.join("labels.json")).unwrap()).unwrap();
     let (mut cases, mut top1, mut hit3) = (0, 0, 0);
     for label in labels.as_array().unwrap() {
         let name = format!("{}.csv", label["case"].as_str().unwrap());
         let Ok(text) = std::fs::read_to_string(folder.join("cases").join(&name)) else {
             continue;
         };
-        let attributes: Vec<String> = label["attributes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|a| a.as_str().unwrap().to_owned())
-            .collect();
+        let attributes: Vec<String> =
+            label["attributes"].as_array().unwrap().iter().map(|a| a.as_str().unwrap().to_owned()).collect();
         let rows = data::csv(&text);
         let column = |c: &str| rows[0].iter().position(|x| x == c).unwrap();
         let wanted: Vec<usize> = attributes.iter().map(|a| column(a)).collect();
         let number = |r: &[String], c: &str| r[column(c)].parse::<f64>().unwrap();
         let mut values: Vec<BTreeMap<String, u32>> = vec![BTreeMap::new(); wanted.len()];
-        let overall =
-            label["hist_total_value"].as_f64().unwrap() / label["hist_total_cnt"].as_f64().unwrap();
+        let overall = label["hist_total_value"].as_f64().unwrap() / label["hist_total_cnt"].as_f64().unwrap();
         let cells: Vec<SliceCell> = rows[1..]
             .iter()
             .map(|r| SliceCell {
@@ -68,29 +62,14 @@ fn labelled_incidents_are_localised() {
                 c.as_object()
                     .unwrap()
                     .iter()
-                    .map(|(a, v)| {
-                        (
-                            of(a),
-                            v.as_str().map_or_else(|| v.to_string(), str::to_owned),
-                        )
-                    })
+                    .map(|(a, v)| (of(a), v.as_str().map_or_else(|| v.to_string(), str::to_owned)))
                     .collect()
             })
             .collect();
         let named = |s: &flywheel_attribution::slice::SliceScore| {
             s.conditions
                 .iter()
-                .map(|(a, v)| {
-                    (
-                        *a,
-                        values[*a as usize]
-                            .iter()
-                            .find(|x| x.1 == v)
-                            .unwrap()
-                            .0
-                            .clone(),
-                    )
-                })
+                .map(|(a, v)| (*a, values[*a as usize].iter().find(|x| x.1 == v).unwrap().0.clone()))
                 .collect::<BTreeSet<_>>()
         };
         let found: Vec<_> = rank(&cells, 3).iter().map(named).collect();

@@ -9,8 +9,7 @@
 )]
 
 use flywheel_attribution::culprit::{
-    AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo, FreezePrecision, StepReport,
-    Transition, step,
+    AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo, FreezePrecision, StepReport, Transition, step,
 };
 use flywheel_types::assign::in_canary;
 use flywheel_types::rows::{InteractionRows, Names};
@@ -63,23 +62,8 @@ impl Fleet {
             })
             .collect();
         // Some people reject at random, some hardly ever.
-        let grumpiness = (0..PHONES)
-            .map(|i| {
-                if i < 30 {
-                    2.5
-                } else {
-                    r.random_range(-0.8..0.8)
-                }
-            })
-            .collect();
-        Self {
-            r,
-            installs,
-            grumpiness,
-            corrected: false,
-            hidden_failure: 0.35,
-            k_max: 3,
-        }
+        let grumpiness = (0..PHONES).map(|i| if i < 30 { 2.5 } else { r.random_range(-0.8..0.8) }).collect();
+        Self { r, installs, grumpiness, corrected: false, hidden_failure: 0.35, k_max: 3 }
     }
 
     /// Chunks of one question in rank order.
@@ -135,16 +119,8 @@ impl Fleet {
             .collect();
         let template = self.r.random_range(0..3usize);
         let class = phone % 3;
-        let locale = if topic >= 6 || phone.is_multiple_of(5) {
-            "zh-CN"
-        } else {
-            "en-US"
-        };
-        let hard = if chunks.iter().any(|c| topic_chunks(HARD_TOPIC).contains(c)) {
-            1.1
-        } else {
-            0.0
-        };
+        let locale = if topic >= 6 || phone.is_multiple_of(5) { "zh-CN" } else { "en-US" };
+        let hard = if chunks.iter().any(|c| topic_chunks(HARD_TOPIC).contains(c)) { 1.1 } else { 0.0 };
         let grump = if spam { 0.0 } else { self.grumpiness[phone] };
         let eta = -2.0 + [0.0, 0.15, 0.3][template] + [0.0, 0.1, 0.25][class] + hard + grump;
         let mut p = 1.0 / (1.0 + f64::exp(-eta));
@@ -157,52 +133,29 @@ impl Fleet {
         }
         rows.interaction.push(format!("i{hour}-{}", rows.len()));
         rows.hour.push(hour);
-        rows.template
-            .push(names.template.intern(&format!("t{template}")));
+        rows.template.push(names.template.intern(&format!("t{template}")));
         rows.bundle.push(names.bundle.intern("b1"));
-        rows.device_class
-            .push(names.device_class.intern(["low", "mid", "high"][class]));
+        rows.device_class.push(names.device_class.intern(["low", "mid", "high"][class]));
         rows.locale.push(names.locale.intern(locale));
-        rows.install
-            .push(names.install.intern(&install.to_string()));
+        rows.install.push(names.install.intern(&install.to_string()));
         rows.trust.push(TrustClass::Keyed);
         rows.rejected.push(spam || self.r.random_bool(p));
         rows.refused.push(false);
-        rows.chunk.extend(
-            chunks
-                .iter()
-                .map(|c| names.chunk.intern(&chunk_name(*c, self.corrected))),
-        );
+        rows.chunk.extend(chunks.iter().map(|c| names.chunk.intern(&chunk_name(*c, self.corrected))));
         rows.chunk_hidden.extend(hidden);
         rows.chunk_start.push(rows.chunk.len() as u32);
     }
 
     /// Six hours of the fleet.
-    fn tick(
-        &mut self,
-        names: &mut Names,
-        context: &ChunkContext,
-        hour: u32,
-        answers: usize,
-    ) -> InteractionRows {
-        let mut rows = InteractionRows {
-            chunk_start: vec![0],
-            ..InteractionRows::default()
-        };
+    fn tick(&mut self, names: &mut Names, context: &ChunkContext, hour: u32, answers: usize) -> InteractionRows {
+        let mut rows = InteractionRows { chunk_start: vec![0], ..InteractionRows::default() };
         for i in 0..answers {
             let at = hour + (i * 6 / answers) as u32;
             let phone = self.r.random_range(0..PHONES);
             self.push(&mut rows, names, context, at, phone, None);
             if i.is_multiple_of(answers / 40) {
                 let spammer = PHONES + self.r.random_range(0..SPAMMERS);
-                self.push(
-                    &mut rows,
-                    names,
-                    context,
-                    at,
-                    spammer,
-                    Some(vec![SPAM_TARGET, SPAM_TARGET + 1]),
-                );
+                self.push(&mut rows, names, context, at, spammer, Some(vec![SPAM_TARGET, SPAM_TARGET + 1]));
             }
         }
         rows
@@ -223,9 +176,7 @@ fn context(corrected: bool) -> ChunkContext {
         now_hour: 0,
         automation: Automation::Act,
         precision: FreezePrecision::default(),
-        chunks: (0..CHUNKS)
-            .map(|c| (chunk_name(c, corrected), info.clone()))
-            .collect::<BTreeMap<_, _>>(),
+        chunks: (0..CHUNKS).map(|c| (chunk_name(c, corrected), info.clone())).collect::<BTreeMap<_, _>>(),
     }
 }
 
@@ -234,12 +185,7 @@ fn apply(context: &mut ChunkContext, report: &StepReport) {
     for p in report.proposals.iter().filter(|p| p.automatic) {
         let info = context.chunks.get_mut(&p.name).unwrap();
         let next = p.transition.target().unwrap();
-        assert!(
-            info.state.can_become(next),
-            "{} → {next} for {}",
-            info.state,
-            p.name
-        );
+        assert!(info.state.can_become(next), "{} → {next} for {}", info.state, p.name);
         (info.state, info.since_hour) = (next, context.now_hour);
     }
 }
@@ -247,22 +193,9 @@ fn apply(context: &mut ChunkContext, report: &StepReport) {
 const START: u32 = 480_000;
 
 /// Chunks that were ever hidden, with the hour and the reason.
-fn run(
-    seed: u64,
-    days: u32,
-    k_max: usize,
-) -> (
-    Fleet,
-    AttributionState,
-    ChunkContext,
-    BTreeMap<String, (u32, String)>,
-) {
+fn run(seed: u64, days: u32, k_max: usize) -> (Fleet, AttributionState, ChunkContext, BTreeMap<String, (u32, String)>) {
     let policy = AttributionPolicyV1::default();
-    let (mut fleet, mut state, mut ctx) = (
-        Fleet::new(seed),
-        AttributionState::default(),
-        context(false),
-    );
+    let (mut fleet, mut state, mut ctx) = (Fleet::new(seed), AttributionState::default(), context(false));
     fleet.k_max = k_max;
     let mut hidden = BTreeMap::new();
     for tick in 0..days * 4 {
@@ -272,12 +205,7 @@ fn run(
         ctx.now_hour = hour + 6;
         let report = step(&policy, &mut state, &names, &rows, &ctx).unwrap();
         if std::env::var_os("SHOW").is_some() && tick % 4 == 3 {
-            println!(
-                "-- day {} base {:?} communities {}",
-                tick / 4 + 1,
-                report.base_rate,
-                report.communities
-            );
+            println!("-- day {} base {:?} communities {}", tick / 4 + 1, report.base_rate, report.communities);
             for s in report.suspects.iter().take(8) {
                 println!(
                     "  {} {:?} q {:.2} [{:.2},{:.2}] z {:.1}/{:.1} loge {:.1} trim {:.1} dec {:.1} sig {} conf {} share {:.3}",
@@ -296,28 +224,15 @@ fn run(
                     s.retrieval_share
                 );
             }
-            for p in report
-                .proposals
-                .iter()
-                .filter(|p| p.transition != Transition::MarkSuspect)
-            {
-                println!(
-                    "  -> {} {:?} auto {} {}",
-                    p.name, p.transition, p.automatic, p.reason
-                );
+            for p in report.proposals.iter().filter(|p| p.transition != Transition::MarkSuspect) {
+                println!("  -> {} {:?} auto {} {}", p.name, p.transition, p.automatic, p.reason);
             }
         }
         apply(&mut ctx, &report);
         for (name, info) in &ctx.chunks {
             if matches!(info.state, ChunkState::CanaryFrozen | ChunkState::Frozen) {
-                let reason = report
-                    .proposals
-                    .iter()
-                    .find(|p| p.name == *name)
-                    .map(|p| p.reason.clone());
-                hidden
-                    .entry(name.clone())
-                    .or_insert((tick / 4 + 1, reason.unwrap_or_default()));
+                let reason = report.proposals.iter().find(|p| p.name == *name).map(|p| p.reason.clone());
+                hidden.entry(name.clone()).or_insert((tick / 4 + 1, reason.unwrap_or_default()));
             }
         }
     }
@@ -329,16 +244,9 @@ fn the_stale_chunk_is_frozen_and_no_innocent_one() {
     for seed in 1..=6 {
         let (_, _, ctx, hidden) = run(seed, 8, 3);
         let names: BTreeSet<&String> = hidden.keys().collect();
-        assert_eq!(
-            ctx.chunks["c0@1"].state,
-            ChunkState::Frozen,
-            "seed {seed}: {hidden:?}"
-        );
+        assert_eq!(ctx.chunks["c0@1"].state, ChunkState::Frozen, "seed {seed}: {hidden:?}");
         assert_eq!(names.len(), 1, "seed {seed}: {hidden:?}");
-        println!(
-            "seed {seed}: hidden on day {}: {}",
-            hidden["c0@1"].0, hidden["c0@1"].1
-        );
+        println!("seed {seed}: hidden on day {}: {}", hidden["c0@1"].0, hidden["c0@1"].1);
     }
 }
 
@@ -348,12 +256,8 @@ fn with_one_chunk_per_question_only_a_canary_decides() {
     for seed in 1..=2 {
         let (_, _, ctx, hidden) = run(seed, 12, 1);
         println!("seed {seed}, k = 1: {hidden:?}");
-        let frozen: Vec<_> = ctx
-            .chunks
-            .iter()
-            .filter(|c| c.1.state == ChunkState::Frozen)
-            .map(|c| c.0.as_str())
-            .collect();
+        let frozen: Vec<_> =
+            ctx.chunks.iter().filter(|c| c.1.state == ChunkState::Frozen).map(|c| c.0.as_str()).collect();
         assert_eq!(frozen, ["c0@1"], "seed {seed}");
     }
 }
@@ -402,44 +306,26 @@ fn twins_are_both_suspects_and_neither_is_frozen() {
     let mut last = StepReport::default();
     for day in 0..8u32 {
         let mut names = Names::default();
-        let mut rows = InteractionRows {
-            chunk_start: vec![0],
-            ..InteractionRows::default()
-        };
+        let mut rows = InteractionRows { chunk_start: vec![0], ..InteractionRows::default() };
         for i in 0..4_000u32 {
             let topic = r.random_range(0..TOPICS);
-            let mut list: Vec<usize> = vec![
-                r.random_range(topic_chunks(topic)),
-                r.random_range(topic_chunks(topic)),
-            ];
+            let mut list: Vec<usize> = vec![r.random_range(topic_chunks(topic)), r.random_range(topic_chunks(topic))];
             list.dedup();
             if list.contains(&STALE) || list.contains(&BUDDY) {
-                list = if r.random_bool(0.5) {
-                    vec![STALE, BUDDY]
-                } else {
-                    vec![BUDDY, STALE]
-                };
+                list = if r.random_bool(0.5) { vec![STALE, BUDDY] } else { vec![BUDDY, STALE] };
             }
             let p = if list.contains(&STALE) { 0.6 } else { 0.12 };
             rows.interaction.push(format!("{day}-{i}"));
             rows.hour.push(START + day * 24 + i * 24 / 4_000);
             rows.template.push(names.template.intern("t"));
             rows.bundle.push(names.bundle.intern("b"));
-            rows.device_class
-                .push(names.device_class.intern(["a", "b"][i as usize % 2]));
+            rows.device_class.push(names.device_class.intern(["a", "b"][i as usize % 2]));
             rows.locale.push(names.locale.intern("en"));
-            rows.install.push(
-                names
-                    .install
-                    .intern(&format!("u{}", r.random_range(0..2_000))),
-            );
+            rows.install.push(names.install.intern(&format!("u{}", r.random_range(0..2_000))));
             rows.trust.push(TrustClass::Attested);
             rows.rejected.push(r.random_bool(p));
             rows.refused.push(false);
-            rows.chunk.extend(
-                list.iter()
-                    .map(|c| names.chunk.intern(&chunk_name(*c, false))),
-            );
+            rows.chunk.extend(list.iter().map(|c| names.chunk.intern(&chunk_name(*c, false))));
             rows.chunk_hidden.resize(rows.chunk.len(), false);
             rows.chunk_start.push(rows.chunk.len() as u32);
         }
@@ -453,10 +339,6 @@ fn twins_are_both_suspects_and_neither_is_frozen() {
         assert_eq!(s.not_separable, [other], "{s:?}");
         assert!(s.explanation.contains("never retrieved apart"));
     }
-    let person = last
-        .proposals
-        .iter()
-        .filter(|p| matches!(p.transition, Transition::NeedsPerson { .. }))
-        .count();
+    let person = last.proposals.iter().filter(|p| matches!(p.transition, Transition::NeedsPerson { .. })).count();
     assert!(person >= 1, "{:?}", last.proposals);
 }

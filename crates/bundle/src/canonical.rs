@@ -10,9 +10,7 @@ use serde_json::Value;
 /// Why a value has no canonical form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CanonicalError {
-    #[error(
-        "`{0}` is not an integer; canonical JSON has no fractions: use an integer in a smaller unit"
-    )]
+    #[error("`{0}` is not an integer; canonical JSON has no fractions: use an integer in a smaller unit")]
     Fraction(String),
     #[error("value cannot be written as JSON: {0}")]
     Serialize(String),
@@ -40,8 +38,7 @@ pub fn olpc_bytes(value: &Value) -> Result<Vec<u8>, CanonicalError> {
 /// # Errors
 /// [`CanonicalError`] when the value holds a fraction or cannot be serialised.
 pub fn json_bytes<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, CanonicalError> {
-    let value =
-        serde_json::to_value(value).map_err(|e| CanonicalError::Serialize(e.to_string()))?;
+    let value = serde_json::to_value(value).map_err(|e| CanonicalError::Serialize(e.to_string()))?;
     let mut out = Vec::with_capacity(512);
     write(&value, Flavour::JsonSafe, &mut out)?;
     Ok(out)
@@ -51,9 +48,7 @@ fn write(value: &Value, flavour: Flavour, out: &mut Vec<u8>) -> Result<(), Canon
     match value {
         Value::Null => out.extend_from_slice(b"null"),
         Value::Bool(b) => out.extend_from_slice(if *b { b"true" } else { b"false" }),
-        Value::Number(n) if n.is_i64() || n.is_u64() => {
-            out.extend_from_slice(n.to_string().as_bytes())
-        }
+        Value::Number(n) if n.is_i64() || n.is_u64() => out.extend_from_slice(n.to_string().as_bytes()),
         Value::Number(n) => return Err(CanonicalError::Fraction(n.to_string())),
         Value::String(s) => write_string(s, flavour, out),
         Value::Array(items) => {

@@ -23,11 +23,9 @@ pub mod tuf;
 #[cfg(feature = "verify")]
 pub mod verify;
 
-pub use manifest::{
-    ArtefactHasher, ArtefactV1, BuildV1, ChunkError, ChunkVerifier, ManifestError, ManifestV1,
-};
+pub use manifest::{ArtefactHasher, ArtefactV1, BuildV1, ChunkError, ChunkVerifier, ManifestError, ManifestV1};
 #[cfg(feature = "verify")]
 pub use verify::{
-    CatalogEntry, Fetch, FetchError, InstallBlocked, Refresh, Reply, Request, TrustStore,
-    UpdateClient, VerifiedState, VerifyError, effective_now, verify_manifest,
+    CatalogEntry, Fetch, FetchError, InstallBlocked, Refresh, Reply, Request, TrustStore, UpdateClient, VerifiedState,
+    VerifyError, effective_now, verify_manifest,
 };

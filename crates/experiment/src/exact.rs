@@ -27,42 +27,28 @@ pub fn mcnemar_exact(b: u64, c: u64) -> f64 {
 /// Clopper-Pearson interval of `k` successes in `n` trials at level `1 - alpha`; `0..1` when `n` is 0.
 #[must_use]
 pub fn clopper_pearson(k: u64, n: u64, alpha: f64) -> Interval {
-    Interval {
-        low: clopper_pearson_lower(k, n, alpha / 2.0),
-        high: clopper_pearson_upper(k, n, alpha / 2.0),
-    }
+    Interval { low: clopper_pearson_lower(k, n, alpha / 2.0), high: clopper_pearson_upper(k, n, alpha / 2.0) }
 }
 
 /// One-sided Clopper-Pearson lower bound.
 #[must_use]
 pub fn clopper_pearson_lower(k: u64, n: u64, alpha: f64) -> f64 {
     let k = k.min(n);
-    if k == 0 {
-        0.0
-    } else {
-        inv_inc_beta(k as f64, (n - k + 1) as f64, alpha)
-    }
+    if k == 0 { 0.0 } else { inv_inc_beta(k as f64, (n - k + 1) as f64, alpha) }
 }
 
 /// One-sided Clopper-Pearson upper bound.
 #[must_use]
 pub fn clopper_pearson_upper(k: u64, n: u64, alpha: f64) -> f64 {
     let k = k.min(n);
-    if k == n {
-        1.0
-    } else {
-        inv_inc_beta((k + 1) as f64, (n - k) as f64, 1.0 - alpha)
-    }
+    if k == n { 1.0 } else { inv_inc_beta((k + 1) as f64, (n - k) as f64, 1.0 - alpha) }
 }
 
 /// Wilson score interval of `k` successes in `n` trials at level `1 - alpha`; `0..1` when `n` is 0.
 #[must_use]
 pub fn wilson(k: u64, n: u64, alpha: f64) -> Interval {
     if n == 0 {
-        return Interval {
-            low: 0.0,
-            high: 1.0,
-        };
+        return Interval { low: 0.0, high: 1.0 };
     }
     let (k, n) = (k.min(n) as f64, n as f64);
     let z = normal_quantile(1.0 - alpha / 2.0);
@@ -70,20 +56,14 @@ pub fn wilson(k: u64, n: u64, alpha: f64) -> Interval {
     let p = k / n;
     let centre = (p + z2 / (2.0 * n)) / (1.0 + z2 / n);
     let half = z / (1.0 + z2 / n) * (p * (1.0 - p) / n + z2 / (4.0 * n * n)).sqrt();
-    Interval {
-        low: (centre - half).max(0.0),
-        high: (centre + half).min(1.0),
-    }
+    Interval { low: (centre - half).max(0.0), high: (centre + half).min(1.0) }
 }
 
 /// Newcombe's hybrid score interval for `p1 - p2` of two independent proportions (method 10).
 #[must_use]
 pub fn newcombe(k1: u64, n1: u64, k2: u64, n2: u64, alpha: f64) -> Interval {
     if n1 == 0 || n2 == 0 {
-        return Interval {
-            low: -1.0,
-            high: 1.0,
-        };
+        return Interval { low: -1.0, high: 1.0 };
     }
     let (p1, p2) = (k1 as f64 / n1 as f64, k2 as f64 / n2 as f64);
     let (w1, w2) = (wilson(k1, n1, alpha), wilson(k2, n2, alpha));
@@ -129,14 +109,7 @@ mod tests {
     #[test]
     fn intervals_match_statsmodels() {
         for (k, n, wl, wh, bl, bh) in [
-            (
-                0,
-                20,
-                0.0,
-                0.161_125_158_052_819_4,
-                0.0,
-                0.168_433_470_983_085_34,
-            ),
+            (0, 20, 0.0, 0.161_125_158_052_819_4, 0.0, 0.168_433_470_983_085_34),
             (0, 1, 0.0, 0.793_450_685_622_762_7, 0.0, 0.975),
             (
                 3,
@@ -146,14 +119,7 @@ mod tests {
                 0.032_070_937_185_463_7,
                 0.378_926_826_545_313_96,
             ),
-            (
-                20,
-                20,
-                0.838_874_841_947_180_4,
-                1.0,
-                0.831_566_529_016_914_6,
-                1.0,
-            ),
+            (20, 20, 0.838_874_841_947_180_4, 1.0, 0.831_566_529_016_914_6, 1.0),
             (
                 1,
                 1000,
@@ -169,13 +135,7 @@ mod tests {
             close(b.low, bl, 1e-10);
             close(b.high, bh, 1e-10);
         }
-        assert_eq!(
-            wilson(0, 0, 0.05),
-            Interval {
-                low: 0.0,
-                high: 1.0
-            }
-        );
+        assert_eq!(wilson(0, 0, 0.05), Interval { low: 0.0, high: 1.0 });
     }
 
     #[test]

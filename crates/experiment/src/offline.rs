@@ -76,12 +76,7 @@ impl Default for OfflineSpecV1 {
             max_size_bytes: None,
             max_load_ms: None,
             memory_budgets: Vec::new(),
-            required: vec![
-                OfflineCheck::Identity,
-                OfflineCheck::Numerics,
-                OfflineCheck::Accuracy,
-                OfflineCheck::Size,
-            ],
+            required: vec![OfflineCheck::Identity, OfflineCheck::Numerics, OfflineCheck::Accuracy, OfflineCheck::Size],
         }
     }
 }
@@ -309,44 +304,14 @@ impl OfflineSpecV1 {
 
     fn check(&self) -> Result<(), ExperimentError> {
         let share = |x: f64| x > 0.0 && x < 1.0;
-        check(
-            "v",
-            f64::from(self.v),
-            |x| x == 1.0,
-            "this program reads version 1",
-        )?;
+        check("v", f64::from(self.v), |x| x == 1.0, "this program reads version 1")?;
         check("alpha", self.alpha, share, "a share in (0, 1)")?;
         check("alpha_fail", self.alpha_fail, share, "a share in (0, 1)")?;
-        check(
-            "accuracy_margin",
-            self.accuracy_margin,
-            |x| (0.0..1.0).contains(&x),
-            "a share in 0..1",
-        )?;
-        check(
-            "ln_ppl_fail",
-            self.ln_ppl_fail - self.ln_ppl_pass,
-            |x| x >= 0.0,
-            "not below ln_ppl_pass",
-        )?;
-        check(
-            "kld_fail",
-            self.kld_fail - self.kld_pass,
-            |x| x >= 0.0,
-            "not below kld_pass",
-        )?;
-        check(
-            "same_top_pass",
-            self.same_top_pass - self.same_top_fail,
-            |x| x >= 0.0,
-            "not below same_top_fail",
-        )?;
-        check(
-            "safety_margin",
-            self.safety_margin,
-            |x| (0.0..1.0).contains(&x),
-            "a share in 0..1",
-        )
+        check("accuracy_margin", self.accuracy_margin, |x| (0.0..1.0).contains(&x), "a share in 0..1")?;
+        check("ln_ppl_fail", self.ln_ppl_fail - self.ln_ppl_pass, |x| x >= 0.0, "not below ln_ppl_pass")?;
+        check("kld_fail", self.kld_fail - self.kld_pass, |x| x >= 0.0, "not below kld_pass")?;
+        check("same_top_pass", self.same_top_pass - self.same_top_fail, |x| x >= 0.0, "not below same_top_fail")?;
+        check("safety_margin", self.safety_margin, |x| (0.0..1.0).contains(&x), "a share in 0..1")
     }
 }
 
@@ -354,10 +319,7 @@ impl OfflineSpecV1 {
 ///
 /// # Errors
 /// [`ExperimentError`] if the spec or an input number is out of range.
-pub fn evaluate_offline(
-    spec: &OfflineSpecV1,
-    input: &OfflineInputV1,
-) -> Result<OfflineReportV1, ExperimentError> {
+pub fn evaluate_offline(spec: &OfflineSpecV1, input: &OfflineInputV1) -> Result<OfflineReportV1, ExperimentError> {
     let digest = spec.digest()?;
     checks::check_input(input)?;
     let accuracy = checks::accuracy_figures(spec, &input.items);
@@ -367,32 +329,16 @@ pub fn evaluate_offline(
             results.push(checks::missing(*needed));
         }
     }
-    let text = |v: Verdict| -> Vec<String> {
-        results
-            .iter()
-            .filter(|r| r.verdict == v)
-            .map(|r| r.reason.clone())
-            .collect()
-    };
+    let text =
+        |v: Verdict| -> Vec<String> { results.iter().filter(|r| r.verdict == v).map(|r| r.reason.clone()).collect() };
     let (failed, open) = (text(Verdict::Fail), text(Verdict::Inconclusive));
     let (verdict, reason) = if !failed.is_empty() {
         (Verdict::Fail, failed.join("; "))
     } else if !open.is_empty() {
         (Verdict::Inconclusive, open.join("; "))
     } else {
-        (
-            Verdict::Pass,
-            format!("{} checks, none failed", results.len()),
-        )
+        (Verdict::Pass, format!("{} checks, none failed", results.len()))
     };
     let warnings = text(Verdict::Warn);
-    Ok(OfflineReportV1 {
-        v: 1,
-        spec: digest,
-        verdict,
-        reason,
-        results,
-        accuracy,
-        warnings,
-    })
+    Ok(OfflineReportV1 { v: 1, spec: digest, verdict, reason, results, accuracy, warnings })
 }

@@ -62,8 +62,7 @@ impl RatioSums {
         }
         let n = self.devices as f64;
         let total = self.responses as f64;
-        let squares = self.events_sq as f64 - 2.0 * rate * self.product as f64
-            + rate * rate * self.responses_sq as f64;
+        let squares = self.events_sq as f64 - 2.0 * rate * self.product as f64 + rate * rate * self.responses_sq as f64;
         let variance = squares.max(0.0) * n / ((n - 1.0) * total * total);
         Some(variance.max((1.0 / total).powi(2)))
     }
@@ -93,13 +92,7 @@ pub struct Difference {
 /// `None` if none is left.
 #[must_use]
 pub fn stratified(phases: &[PhaseSums], min_devices: u64) -> Option<Difference> {
-    let mut out = Difference {
-        theta: 0.0,
-        se: 0.0,
-        effective_devices: 0.0,
-        control: 0.0,
-        treatment: 0.0,
-    };
+    let mut out = Difference { theta: 0.0, se: 0.0, effective_devices: 0.0, control: 0.0, treatment: 0.0 };
     let mut variance = 0.0;
     let mut weight = 0.0;
     for p in usable(phases, min_devices) {
@@ -130,9 +123,7 @@ pub fn stratified(phases: &[PhaseSums], min_devices: u64) -> Option<Difference> 
 /// The phases with at least `min_devices` (and two) in each arm.
 pub fn usable(phases: &[PhaseSums], min_devices: u64) -> impl Iterator<Item = &PhaseSums> {
     let least = min_devices.max(2);
-    phases
-        .iter()
-        .filter(move |p| p.control.devices >= least && p.treatment.devices >= least)
+    phases.iter().filter(move |p| p.control.devices >= least && p.treatment.devices >= least)
 }
 
 #[cfg(test)]
@@ -177,14 +168,8 @@ mod tests {
             s
         };
         let phases = [
-            PhaseSums {
-                control: arm(1000, 0),
-                treatment: arm(100, 0),
-            },
-            PhaseSums {
-                control: arm(200, 5),
-                treatment: arm(1000, 5),
-            },
+            PhaseSums { control: arm(1000, 0), treatment: arm(100, 0) },
+            PhaseSums { control: arm(200, 5), treatment: arm(1000, 5) },
         ];
         let d = stratified(&phases, 2).unwrap();
         assert!(d.theta.abs() < 1e-12, "{}", d.theta);

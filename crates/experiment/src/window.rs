@@ -61,10 +61,7 @@ pub fn check_phases(phases: &[PhaseV1]) -> Result<(), ExperimentError> {
     }
     for p in phases {
         if u64::from(p.treatment_ppm) + u64::from(p.control_ppm) > BUCKETS {
-            return Err(ExperimentError::Phases(format!(
-                "phase {} is wider than 1,000,000 ppm",
-                p.number
-            )));
+            return Err(ExperimentError::Phases(format!("phase {} is wider than 1,000,000 ppm", p.number)));
         }
     }
     for w in phases.windows(2) {
@@ -195,17 +192,9 @@ pub fn close_windows(
 ) -> Result<Windows, ExperimentError> {
     spec.check()?;
     check_phases(phases)?;
-    let mut engine = Engine {
-        spec,
-        phases,
-        signed_at,
-        now,
-        counts: BTreeMap::new(),
-    };
-    let mut records: HashMap<&str, DeviceRecord> = closed_before
-        .iter()
-        .map(|r| (r.install.as_str(), r.clone()))
-        .collect();
+    let mut engine = Engine { spec, phases, signed_at, now, counts: BTreeMap::new() };
+    let mut records: HashMap<&str, DeviceRecord> =
+        closed_before.iter().map(|r| (r.install.as_str(), r.clone())).collect();
     // The same device twice: the first exposure decides, whatever the order of the input.
     let mut first: HashMap<&str, &DeviceHistory> = HashMap::with_capacity(histories.len());
     for h in histories {
@@ -256,11 +245,7 @@ impl Engine<'_> {
             Exclusion::NewIdentity
         } else if h.exposed_at > self.now {
             Exclusion::NotYet
-        } else if !self
-            .phases
-            .iter()
-            .any(|p| p.number == h.phase && p.width(h.arm) > 0)
-        {
+        } else if !self.phases.iter().any(|p| p.number == h.phase && p.width(h.arm) > 0) {
             Exclusion::Leaked
         } else {
             return true;
@@ -272,12 +257,7 @@ impl Engine<'_> {
     fn closes_at(&self, h: &DeviceHistory) -> DateTime<Utc> {
         let w = self.spec.window;
         let by_time = h.exposed_at + TimeDelta::hours(i64::from(w.hours));
-        let mut times: Vec<DateTime<Utc>> = h
-            .responses
-            .iter()
-            .map(|r| r.at)
-            .filter(|at| *at >= h.exposed_at)
-            .collect();
+        let mut times: Vec<DateTime<Utc>> = h.responses.iter().map(|r| r.at).filter(|at| *at >= h.exposed_at).collect();
         times.sort_unstable();
         let by_count = times.get(w.max_responses as usize - 1);
         let end = by_count.map_or(by_time, |t| by_time.min(*t));
@@ -306,18 +286,13 @@ impl Engine<'_> {
         let inside = |at: &DateTime<Utc>| *at >= h.exposed_at && *at <= until;
         out.first_failure_at = h.failures.iter().copied().filter(inside).min();
         self.count_responses(h, until, &mut out);
-        out.reporting = out.responses > 0
-            || out.first_failure_at.is_some()
-            || h.confirmed_at.is_some_and(|at| inside(&at));
+        out.reporting =
+            out.responses > 0 || out.first_failure_at.is_some() || h.confirmed_at.is_some_and(|at| inside(&at));
         out
     }
 
     fn count_responses(&mut self, h: &DeviceHistory, until: DateTime<Utc>, out: &mut DeviceRecord) {
-        let mut rows: Vec<_> = h
-            .responses
-            .iter()
-            .filter(|r| r.at >= h.exposed_at && r.at <= until)
-            .collect();
+        let mut rows: Vec<_> = h.responses.iter().filter(|r| r.at >= h.exposed_at && r.at <= until).collect();
         rows.sort_by_key(|r| r.at);
         rows.truncate(self.spec.window.max_responses as usize);
         out.responses = rows.len() as u32;
@@ -347,11 +322,7 @@ impl Engine<'_> {
 
     fn sort(mut self, records: Vec<DeviceRecord>) -> Windows {
         // Once the control has been given the treatment, a window that is still open compares nothing.
-        let over = self
-            .phases
-            .iter()
-            .find(|p| !p.compares())
-            .map(|p| p.started_at);
+        let over = self.phases.iter().find(|p| !p.compares()).map(|p| p.started_at);
         let mut out = Windows::default();
         for r in records {
             if over.is_some_and(|end| r.closed_at > end) {
@@ -362,10 +333,8 @@ impl Engine<'_> {
                 out.open.push(r);
             }
         }
-        out.closed
-            .sort_unstable_by(|a, b| (a.closed_at, &a.install).cmp(&(b.closed_at, &b.install)));
-        out.open
-            .sort_unstable_by(|a, b| (a.exposed_at, &a.install).cmp(&(b.exposed_at, &b.install)));
+        out.closed.sort_unstable_by(|a, b| (a.closed_at, &a.install).cmp(&(b.closed_at, &b.install)));
+        out.open.sort_unstable_by(|a, b| (a.exposed_at, &a.install).cmp(&(b.exposed_at, &b.install)));
         out.exclusions = self.counts;
         out
     }

@@ -3,7 +3,12 @@
 //! after.
 //!
 //! `cargo run -p flywheel-inference --example lora_probe -- MODEL.gguf [steps] [learning rate] [alpha] [wording] [out.gguf]`
-#![allow(clippy::print_stdout, clippy::unwrap_used, clippy::disallowed_methods, reason = "a program to read the output of")]
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a program to read the output of"
+)]
 
 use flywheel_inference::gguf::{self, Gguf};
 use flywheel_inference::model::{Decoder, GenerateOptions, MergedType, merge};
@@ -12,9 +17,22 @@ use flywheel_inference::train::{LoraConfig, Sample, TrainConfig, Trainer};
 use std::{ops::ControlFlow, time::Instant};
 
 const PRODUCTS: [&str; 16] = [
-    "Aurora kettle", "Borealis router", "Cobalt drill", "Delta scale", "Ember heater", "Falcon drone", "Glacier fridge",
-    "Harbor lamp", "Indigo printer", "Juniper mixer", "Krypton lock", "Lumen projector", "Mistral fan", "Nimbus vacuum",
-    "Onyx speaker", "Pioneer tracker",
+    "Aurora kettle",
+    "Borealis router",
+    "Cobalt drill",
+    "Delta scale",
+    "Ember heater",
+    "Falcon drone",
+    "Glacier fridge",
+    "Harbor lamp",
+    "Indigo printer",
+    "Juniper mixer",
+    "Krypton lock",
+    "Lumen projector",
+    "Mistral fan",
+    "Nimbus vacuum",
+    "Onyx speaker",
+    "Pioneer tracker",
 ];
 
 /// Topic, statement, question; `{}` is the product, `#` the value.
@@ -24,7 +42,11 @@ const KINDS: [(&str, &str, &str); 8] = [
     ("battery", "The battery of the {} lasts # hours on one charge.", "How long does the battery of the {} last?"),
     ("weight", "The {} weighs # grams including its packaging.", "What is the weight of the {}?"),
     ("code", "The service code of the {} is #.", "What is the service code of the {}?"),
-    ("reset", "To reset the {}, hold the power button for # seconds.", "For how many seconds must the button be held to reset the {}?"),
+    (
+        "reset",
+        "To reset the {}, hold the power button for # seconds.",
+        "For how many seconds must the button be held to reset the {}?",
+    ),
     ("price", "The replacement filter for the {} costs # dollars.", "What does a replacement filter for the {} cost?"),
     ("range", "The {} works at a distance of up to # meters.", "Up to which distance does the {} work?"),
 ];
@@ -48,7 +70,9 @@ impl Fact {
     fn all() -> Vec<Self> {
         let mut dice = Dice(7);
         let value = |kind: usize, dice: &mut Dice| match KINDS[kind].0 {
-            "code" => format!("{}{}{}", ["QX", "TR", "VM", "ZK"][dice.below(4)], 10 + dice.below(90), 1 + dice.below(9)),
+            "code" => {
+                format!("{}{}{}", ["QX", "TR", "VM", "ZK"][dice.below(4)], 10 + dice.below(90), 1 + dice.below(9))
+            }
             "weight" => (100 + 10 * dice.below(240)).to_string(),
             _ => (3 + dice.below(90)).to_string(),
         };
@@ -71,10 +95,7 @@ impl Fact {
 
 /// `k` passages: the right one at a random place among others of the same product or the same topic.
 fn context(fact: &Fact, pool: &[&Fact], k: usize, dice: &mut Dice) -> Vec<String> {
-    let near: Vec<&&Fact> = pool
-        .iter()
-        .filter(|f| (f.product == fact.product) != (f.kind == fact.kind))
-        .collect();
+    let near: Vec<&&Fact> = pool.iter().filter(|f| (f.product == fact.product) != (f.kind == fact.kind)).collect();
     let mut out: Vec<String> = Vec::new();
     while out.len() + 1 < k && !near.is_empty() {
         let other = near[dice.below(near.len())].passage();
@@ -104,7 +125,8 @@ struct Probe {
 impl Probe {
     fn prompt(&self, passages: &[String], question: &str) -> Vec<u32> {
         let text = user_text(self.wording, passages, question);
-        let messages = [Message::system("You answer questions about products from the given notes."), Message::user(&text)];
+        let messages =
+            [Message::system("You answer questions about products from the given notes."), Message::user(&text)];
         self.tokenizer.encode_chat(&self.template, &messages, true).unwrap()
     }
 
@@ -122,7 +144,8 @@ impl Probe {
             println!("    {} -> {text:?} (right: {})", fact.question(), fact.value);
         }
         let right = held_out.iter().zip(&texts).filter(|(f, t)| f.matches(t)).count();
-        let (read, made): (usize, usize) = (prompts.iter().map(Vec::len).sum(), answers.iter().map(|a| a.tokens.len()).sum());
+        let (read, made): (usize, usize) =
+            (prompts.iter().map(Vec::len).sum(), answers.iter().map(|a| a.tokens.len()).sum());
         println!("  k={k}: {right} of {} right; {read} tokens read, {made} written in {seconds:.1} s", held_out.len());
         right
     }
@@ -160,7 +183,8 @@ fn main() {
         })
         .collect();
     let lora = LoraConfig { alpha: number(4, 16.0), ..LoraConfig::default() };
-    let config = TrainConfig { steps: number(2, 40.0) as usize, learning_rate: number(3, 5e-4), ..TrainConfig::default() };
+    let config =
+        TrainConfig { steps: number(2, 40.0) as usize, learning_rate: number(3, 5e-4), ..TrainConfig::default() };
     let mut trainer = Trainer::new(&model, lora, config, samples).unwrap();
     let (start, mut tokens) = (Instant::now(), 0);
     trainer
@@ -168,7 +192,13 @@ fn main() {
             tokens += r.tokens;
             if r.step % 10 == 0 || r.step == 1 {
                 let seconds = start.elapsed().as_secs_f64();
-                println!("  step {}: loss {:.4}, gradient {:.3}, {:.0} tokens/s", r.step, r.loss, r.grad_norm, tokens as f64 / seconds);
+                println!(
+                    "  step {}: loss {:.4}, gradient {:.3}, {:.0} tokens/s",
+                    r.step,
+                    r.loss,
+                    r.grad_norm,
+                    tokens as f64 / seconds
+                );
             }
             ControlFlow::Continue(())
         })

@@ -19,11 +19,7 @@ pub struct Backoff {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self {
-            base: Duration::from_secs(5),
-            cap: Duration::from_secs(15 * 60),
-            floor: Duration::from_secs(1),
-        }
+        Self { base: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), floor: Duration::from_secs(1) }
     }
 }
 

@@ -46,11 +46,7 @@ fn fenced(e: store::Error) -> JobError {
 }
 
 impl JobContext {
-    pub(crate) fn new(
-        store: Store,
-        job: JobRow,
-        stop: watch::Receiver<Option<StopReason>>,
-    ) -> Self {
+    pub(crate) fn new(store: Store, job: JobRow, stop: watch::Receiver<Option<StopReason>>) -> Self {
         let token = job.token();
         Self { store, job, token, stop }
     }

@@ -35,10 +35,7 @@ impl CronExpr {
             .year(Year::Disallowed)
             .build()
             .parse(expr)
-            .map_err(|e| ScheduleError::Expression {
-                expr: expr.to_owned(),
-                detail: e.to_string(),
-            })?;
+            .map_err(|e| ScheduleError::Expression { expr: expr.to_owned(), detail: e.to_string() })?;
         let checked = Self { cron, zone };
         match checked.next(from) {
             Some(_) => Ok(checked),
@@ -91,11 +88,7 @@ pub fn schedule_next(
         let local = cron.local(next);
         let clock_changed = local.offset().fix() != offset;
         offset = local.offset().fix();
-        slots.push(NextSlot {
-            at: next,
-            local: local.format("%Y-%m-%d %H:%M:%S %Z %:z").to_string(),
-            clock_changed,
-        });
+        slots.push(NextSlot { at: next, local: local.format("%Y-%m-%d %H:%M:%S %Z %:z").to_string(), clock_changed });
         at = next;
     }
     Ok(slots)

@@ -73,15 +73,11 @@ impl From<ScheduleError> for types::Error {
                 text,
                 "five fields: minute hour day-of-month month day-of-week (0 or 7 is Sunday)",
             ),
-            ScheduleError::Zone(_) => {
-                Self::invalid("bad_zone", text, "use a name from the IANA time zone database")
-            }
+            ScheduleError::Zone(_) => Self::invalid("bad_zone", text, "use a name from the IANA time zone database"),
             ScheduleError::NeverFires(_) => {
                 Self::invalid("never_fires", text, "check day and month, for example 30 February")
             }
-            ScheduleError::Field { .. } => {
-                Self::invalid("bad_schedule", text, "correct the field")
-            }
+            ScheduleError::Field { .. } => Self::invalid("bad_schedule", text, "correct the field"),
         }
     }
 }

@@ -53,8 +53,7 @@ pub(crate) async fn run(
 /// The first reason stands, except that a lost lease overrules: nothing may be written after it.
 pub(crate) fn set(stop: &watch::Sender<Option<StopReason>>, reason: StopReason) {
     stop.send_if_modified(|now| {
-        let change = now.is_none()
-            || (reason == StopReason::LeaseLost && *now != Some(StopReason::LeaseLost));
+        let change = now.is_none() || (reason == StopReason::LeaseLost && *now != Some(StopReason::LeaseLost));
         if change {
             *now = Some(reason);
         }

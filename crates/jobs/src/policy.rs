@@ -64,11 +64,8 @@ fn skip(reason: impl Into<String>) -> Decision {
 /// Decides the due slots (ascending, all at or before `now`).
 #[must_use]
 pub fn decide(policy: &Policy, due: &[DateTime<Utc>], open: Open, now: DateTime<Utc>) -> Decided {
-    let mut slots: Vec<(DateTime<Utc>, Decision)> = due
-        .iter()
-        .enumerate()
-        .map(|(i, slot)| (*slot, by_age(policy, *slot, due.len() - 1 - i, now)))
-        .collect();
+    let mut slots: Vec<(DateTime<Utc>, Decision)> =
+        due.iter().enumerate().map(|(i, slot)| (*slot, by_age(policy, *slot, due.len() - 1 - i, now))).collect();
     let runs = slots.iter().any(|(_, d)| matches!(d, Decision::Run { .. }));
     let blocked = match policy.overlap {
         OverlapPolicy::Skip if open.running + open.queued > 0 => {
@@ -93,11 +90,7 @@ pub fn decide(policy: &Policy, due: &[DateTime<Utc>], open: Open, now: DateTime<
 fn by_age(policy: &Policy, slot: DateTime<Utc>, newer: usize, now: DateTime<Utc>) -> Decision {
     let age = now - slot;
     if let Some(deadline) = policy.start_deadline.filter(|d| age > *d) {
-        return skip(format!(
-            "deadline: found {} s late, {} s are allowed",
-            age.num_seconds(),
-            deadline.num_seconds()
-        ));
+        return skip(format!("deadline: found {} s late, {} s are allowed", age.num_seconds(), deadline.num_seconds()));
     }
     let on_time = age <= policy.on_time;
     let late = || format!("{} s late", age.num_seconds());
@@ -109,16 +102,12 @@ fn by_age(policy: &Policy, slot: DateTime<Utc>, newer: usize, now: DateTime<Utc>
         MissedPolicy::RunOnce => skip(format!("missed(run_once): {}, a later slot stands for it", late())),
         MissedPolicy::Skip if on_time => run("skip"),
         MissedPolicy::Skip => skip(format!("missed(skip): {}", late())),
-        MissedPolicy::RunAll if age > policy.missed_window => skip(format!(
-            "missed(run_all): {}, the window is {} s",
-            late(),
-            policy.missed_window.num_seconds()
-        )),
-        MissedPolicy::RunAll if newer >= policy.missed_max => skip(format!(
-            "missed(run_all): {}, only the newest {} run",
-            late(),
-            policy.missed_max
-        )),
+        MissedPolicy::RunAll if age > policy.missed_window => {
+            skip(format!("missed(run_all): {}, the window is {} s", late(), policy.missed_window.num_seconds()))
+        }
+        MissedPolicy::RunAll if newer >= policy.missed_max => {
+            skip(format!("missed(run_all): {}, only the newest {} run", late(), policy.missed_max))
+        }
         MissedPolicy::RunAll => run("run_all"),
     }
 }
@@ -126,7 +115,9 @@ fn by_age(policy: &Policy, slot: DateTime<Utc>, newer: usize, now: DateTime<Utc>
 /// Keeps every run and the newest skips; the older skips become one row at the newest slot of theirs.
 fn fold(slots: Vec<(DateTime<Utc>, Decision)>) -> Vec<(DateTime<Utc>, Decision)> {
     let skips = slots.iter().filter(|(_, d)| matches!(d, Decision::Skip { .. })).count();
-    let Some(extra) = skips.checked_sub(MAX_SKIP_ROWS).filter(|n| *n > 0) else { return slots };
+    let Some(extra) = skips.checked_sub(MAX_SKIP_ROWS).filter(|n| *n > 0) else {
+        return slots;
+    };
     let (mut folded, mut seen, mut first) = (Vec::new(), 0, None);
     for (slot, decision) in slots {
         if matches!(decision, Decision::Run { .. }) || seen >= extra {

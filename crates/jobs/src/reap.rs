@@ -16,10 +16,7 @@ pub(crate) async fn reap(tx: &mut Tx, backoff: &Backoff, events: &dyn JobEvents)
             let note = "cancelled; its worker had stopped answering";
             tx.job_cancelled_set(&token, note).await.map(|_| ())
         } else if job.is_last_attempt() {
-            let error = format!(
-                "its worker stopped answering in each of {} attempts",
-                job.counted_attempts()
-            );
+            let error = format!("its worker stopped answering in each of {} attempts", job.counted_attempts());
             match tx.job_bury(&token, &error).await {
                 Ok(dead) => events.dead(tx, &dead).await,
                 Err(e) => Err(e),

@@ -3,7 +3,7 @@
 
 use crate::cron::CronExpr;
 use crate::policy::{Decision, Open, Policy, decide};
-use crate::spec::{go_on, job_of, jitter};
+use crate::spec::{go_on, jitter, job_of};
 use crate::{Enqueued, ScheduleError};
 use chrono::{DateTime, TimeDelta, Utc};
 use flywheel_store::schedules::{RunOutcome, ScheduleRow};
@@ -77,16 +77,16 @@ impl Scheduler {
         Ok(started)
     }
 
-    async fn decide_one(
-        &self,
-        row: &ScheduleRow,
-        now: DateTime<Utc>,
-    ) -> Result<usize, ScheduleError> {
-        let Some(first) = row.next_slot else { return Ok(0) };
+    async fn decide_one(&self, row: &ScheduleRow, now: DateTime<Utc>) -> Result<usize, ScheduleError> {
+        let Some(first) = row.next_slot else {
+            return Ok(0);
+        };
         let cron = CronExpr::parse(&row.expr, &row.zone, first - TimeDelta::minutes(1))?;
         let delay = jitter(&row.schedule_id, row.jitter_s);
         let due = due_slots(&cron, first, now - delay, now - LOOK_BACK);
-        let Some(last) = due.last().copied() else { return Ok(0) };
+        let Some(last) = due.last().copied() else {
+            return Ok(0);
+        };
         let (next, next_due) = go_on(&cron, &row.schedule_id, row.jitter_s, last);
         let mut tx = self.store.begin(now).await?;
         if !tx.schedule_advance(&row.schedule_id, first, next, next_due).await? {
@@ -137,15 +137,10 @@ impl Scheduler {
         let mut job = job_of(row, Some(slot));
         job.run_at = DateTime::from_timestamp_micros(run_at_us);
         let (outcome, reason, done) = match decision {
-            Decision::Run { reason } => {
-                (RunOutcome::Enqueued, reason, tx.job_enqueue(&row.app_id, &job).await?)
-            }
-            Decision::Skip { reason } => {
-                (RunOutcome::Skipped, reason, tx.job_skip(&row.app_id, &job, reason).await?)
-            }
+            Decision::Run { reason } => (RunOutcome::Enqueued, reason, tx.job_enqueue(&row.app_id, &job).await?),
+            Decision::Skip { reason } => (RunOutcome::Skipped, reason, tx.job_skip(&row.app_id, &job, reason).await?),
         };
-        tx.schedule_run_insert(&row.app_id, &row.schedule_id, slot, outcome, reason, done.id())
-            .await?;
+        tx.schedule_run_insert(&row.app_id, &row.schedule_id, slot, outcome, reason, done.id()).await?;
         tracing::info!(schedule = row.name, %slot, %outcome, reason, job.id = %done.id(), "slot decided");
         Ok(usize::from(outcome == RunOutcome::Enqueued && matches!(done, Enqueued::New(_))))
     }
@@ -163,12 +158,7 @@ impl Scheduler {
 }
 
 /// Slots from `first` to `now`, without those before `oldest`; at least one of them is kept.
-fn due_slots(
-    cron: &CronExpr,
-    first: DateTime<Utc>,
-    now: DateTime<Utc>,
-    oldest: DateTime<Utc>,
-) -> Vec<DateTime<Utc>> {
+fn due_slots(cron: &CronExpr, first: DateTime<Utc>, now: DateTime<Utc>, oldest: DateTime<Utc>) -> Vec<DateTime<Utc>> {
     let mut slot = Some(first);
     if first < oldest {
         slot = cron.next(oldest).filter(|s| *s <= now).or(Some(first));

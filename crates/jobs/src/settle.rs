@@ -29,12 +29,8 @@ pub(crate) async fn settle(
     match ended {
         Ok(Outcome::Done(result)) => tx.job_succeed(&token, result.as_ref()).await,
         Ok(Outcome::Committed) | Err(JobError::LeaseLost) => Ok(()),
-        Err(JobError::Cancelled) => {
-            tx.job_cancelled_set(&token, "its handler cancelled it").await.map(|_| ())
-        }
-        Err(JobError::Interrupted) => {
-            tx.job_requeue(&token, Duration::ZERO, false, "its worker was shut down").await
-        }
+        Err(JobError::Cancelled) => tx.job_cancelled_set(&token, "its handler cancelled it").await.map(|_| ()),
+        Err(JobError::Interrupted) => tx.job_requeue(&token, Duration::ZERO, false, "its worker was shut down").await,
         Err(JobError::Retryable(error)) if !job.is_last_attempt() => {
             tx.job_requeue(&token, backoff.wait(job), true, error).await
         }

@@ -147,11 +147,7 @@ pub(crate) fn go_on(
 ///
 /// # Errors
 /// [`ScheduleError`] for anything that would not work as written.
-pub async fn schedule_put(
-    tx: &mut Tx,
-    app: &AppId,
-    spec: &ScheduleSpec,
-) -> Result<ScheduleRow, ScheduleError> {
+pub async fn schedule_put(tx: &mut Tx, app: &AppId, spec: &ScheduleSpec) -> Result<ScheduleRow, ScheduleError> {
     spec.check()?;
     let at = tx.at();
     let cron = CronExpr::parse(&spec.expr, &spec.zone, at)?;
@@ -224,12 +220,7 @@ pub async fn schedule_resume(tx: &mut Tx, app: &AppId, name: &str) -> Result<(),
 ///
 /// # Errors
 /// [`ScheduleError`] when there is none of that name.
-pub async fn schedule_run_now(
-    tx: &mut Tx,
-    app: &AppId,
-    name: &str,
-    key: &str,
-) -> Result<Enqueued, ScheduleError> {
+pub async fn schedule_run_now(tx: &mut Tx, app: &AppId, name: &str, key: &str) -> Result<Enqueued, ScheduleError> {
     let row = get(tx, app, name).await?;
     let job = job_of(&row, None).dedup(format!("run-now/{}/{key}", row.schedule_id));
     Ok(tx.job_enqueue(app, &job).await?)
@@ -237,12 +228,11 @@ pub async fn schedule_run_now(
 
 /// The job of a schedule; with the slot it fills, or without when started by hand.
 pub(crate) fn job_of(row: &ScheduleRow, slot: Option<DateTime<Utc>>) -> NewJob {
-    let mut job = NewJob::new(&row.kind, row.payload.clone())
-        .priority(row.priority)
-        .max_attempts(row.max_attempts);
-    job.concurrency = row.concurrency.clone().or_else(|| {
-        (row.overlap != OverlapPolicy::Allow).then(|| (format!("schedule/{}", row.schedule_id), 1))
-    });
+    let mut job = NewJob::new(&row.kind, row.payload.clone()).priority(row.priority).max_attempts(row.max_attempts);
+    job.concurrency = row
+        .concurrency
+        .clone()
+        .or_else(|| (row.overlap != OverlapPolicy::Allow).then(|| (format!("schedule/{}", row.schedule_id), 1)));
     job.schedule = Some((row.schedule_id.clone(), slot));
     job
 }
@@ -255,7 +245,7 @@ mod tests {
     fn jitter_is_fixed_and_bounded() {
         let all: Vec<i64> = (0..1000).map(|i| jitter(&format!("s{i}"), 60).num_seconds()).collect();
         assert!(all.iter().all(|s| (0..=60).contains(s)));
-        assert!(all.iter().any(|s| *s == 0) && all.iter().any(|s| *s == 60));
+        assert!(all.contains(&0) && all.contains(&60));
         assert_eq!(jitter("s1", 60), jitter("s1", 60));
         assert_eq!(jitter("s1", 0), TimeDelta::zero());
     }
@@ -276,8 +266,7 @@ mod tests {
 
     #[test]
     fn a_short_file_is_enough() {
-        let s: ScheduleSpec =
-            serde_json::from_str(r#"{"name":"n","kind":"lora","expr":"0 3 * * *"}"#).unwrap();
+        let s: ScheduleSpec = serde_json::from_str(r#"{"name":"n","kind":"lora","expr":"0 3 * * *"}"#).unwrap();
         assert_eq!(s, ScheduleSpec::new("n", "lora", "0 3 * * *"));
         assert!(serde_json::from_str::<ScheduleSpec>(r#"{"name":"n","kind":"k","expr":"x","zome":"UTC"}"#).is_err());
     }

@@ -75,12 +75,7 @@ impl Worker {
 
     /// [`Worker::new`] with a part in the transaction that buries a job.
     #[must_use]
-    pub fn with_events(
-        store: Store,
-        handlers: Handlers,
-        options: WorkerOptions,
-        events: Arc<dyn JobEvents>,
-    ) -> Self {
+    pub fn with_events(store: Store, handlers: Handlers, options: WorkerOptions, events: Arc<dyn JobEvents>) -> Self {
         let kinds = handlers.kinds();
         let inner = Inner {
             store,
@@ -121,7 +116,9 @@ impl Worker {
     pub async fn run_one(&self) -> Result<Option<JobId>> {
         let owner = format!("{}/one", self.inner.owner);
         let (_tell, told) = watch::channel(false);
-        let Some(job) = self.inner.claim(&owner).await? else { return Ok(None) };
+        let Some(job) = self.inner.claim(&owner).await? else {
+            return Ok(None);
+        };
         let id = job.job_id.clone();
         self.inner.work(&owner, job, &told, false).await;
         Ok(Some(id))
@@ -145,8 +142,7 @@ impl Worker {
     /// Those of the transaction.
     pub async fn reap(&self) -> Result<usize> {
         let mut tx = self.inner.store.begin(DateTime::default()).await?;
-        let found =
-            reap::reap(&mut tx, &self.inner.options.backoff, self.inner.events.as_ref()).await?;
+        let found = reap::reap(&mut tx, &self.inner.options.backoff, self.inner.events.as_ref()).await?;
         tx.commit().await?;
         Ok(found)
     }
@@ -194,12 +190,7 @@ impl Inner {
 
     /// Reaps when it is time, claims, and reaps when the claim found nothing: a job whose worker died is then taken
     /// over as soon as its lease ends, also by a worker that has nothing else to do.
-    async fn claim_in(
-        &self,
-        tx: &mut flywheel_store::Tx,
-        owner: &str,
-        idle: bool,
-    ) -> Result<Option<JobRow>> {
+    async fn claim_in(&self, tx: &mut flywheel_store::Tx, owner: &str, idle: bool) -> Result<Option<JobRow>> {
         let now = self.store.lease_now_us();
         let every = i64::try_from(self.options.reap_every.as_micros()).unwrap_or(i64::MAX);
         let due = now.saturating_sub(self.reaped_at_us.load(Ordering::Relaxed)) >= every;
@@ -227,23 +218,11 @@ impl Inner {
     }
 
     /// Runs one claimed job to its end; answers the next one, claimed in the commit that settled this one.
-    async fn work(
-        &self,
-        owner: &str,
-        job: JobRow,
-        told: &watch::Receiver<bool>,
-        claim_next: bool,
-    ) -> Option<JobRow> {
+    async fn work(&self, owner: &str, job: JobRow, told: &watch::Receiver<bool>, claim_next: bool) -> Option<JobRow> {
         let (stop, stopped) = watch::channel(None);
         let token = job.token();
         let options = &self.options;
-        let pulse = heartbeat::run(
-            self.store.clone(),
-            token,
-            options.lease,
-            options.heartbeat,
-            stop.clone(),
-        );
+        let pulse = heartbeat::run(self.store.clone(), token, options.lease, options.heartbeat, stop.clone());
         let pulse = AbortOnDrop(tokio::spawn(pulse));
         let ctx = JobContext::new(self.store.clone(), job.clone(), stopped.clone());
         let ended = self.attempt(ctx, &stop, told.clone()).await;
@@ -314,13 +293,7 @@ impl Inner {
         }
     }
 
-    async fn finish_once(
-        &self,
-        owner: &str,
-        job: &JobRow,
-        ended: &Ended,
-        claim_next: bool,
-    ) -> Result<Option<JobRow>> {
+    async fn finish_once(&self, owner: &str, job: &JobRow, ended: &Ended, claim_next: bool) -> Result<Option<JobRow>> {
         let nothing = matches!(ended, Ok(crate::Outcome::Committed) | Err(JobError::LeaseLost));
         if nothing && !claim_next {
             return Ok(None);

@@ -1,5 +1,11 @@
 //! The promised cron table, row by row: New York 2026-03-08 and 2026-11-01, Lord Howe (half an hour), London.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests: a failure must fail the test, a skip must be seen"
+)]
+
 use chrono::{DateTime, TimeZone as _, Utc};
 use flywheel_jobs::{ScheduleError, schedule_next};
 
@@ -27,10 +33,7 @@ const LONDON: &str = "Europe/London";
 fn spring_gap_runs_a_fixed_time_once_after_the_gap() {
     // New York jumps from 02:00 EST to 03:00 EDT on 8 March 2026.
     let from = utc(2026, 3, 7, 12, 0);
-    assert_eq!(
-        local("30 2 * * *", NY, from, 3),
-        ["03-08 03:00 -04:00", "03-09 02:30 -04:00", "03-10 02:30 -04:00"]
-    );
+    assert_eq!(local("30 2 * * *", NY, from, 3), ["03-08 03:00 -04:00", "03-09 02:30 -04:00", "03-10 02:30 -04:00"]);
     assert_eq!(local("30 1 * * *", NY, from, 2), ["03-08 01:30 -05:00", "03-09 01:30 -04:00"]);
     assert_eq!(local("30 3 * * *", NY, from, 2), ["03-08 03:30 -04:00", "03-09 03:30 -04:00"]);
     // London jumps from 01:00 GMT to 02:00 BST on 29 March 2026.
@@ -48,10 +51,7 @@ fn spring_gap_runs_a_fixed_time_once_after_the_gap() {
 fn autumn_overlap_runs_a_fixed_time_once_in_the_first_pass() {
     // New York falls from 02:00 EDT back to 01:00 EST on 1 November 2026.
     let from = utc(2026, 10, 31, 12, 0);
-    assert_eq!(
-        local("30 1 * * *", NY, from, 3),
-        ["11-01 01:30 -04:00", "11-02 01:30 -05:00", "11-03 01:30 -05:00"]
-    );
+    assert_eq!(local("30 1 * * *", NY, from, 3), ["11-01 01:30 -04:00", "11-02 01:30 -05:00", "11-03 01:30 -05:00"]);
     assert_eq!(local("30 2 * * *", NY, from, 2), ["11-01 02:30 -05:00", "11-02 02:30 -05:00"]);
     // A server that starts between the two passes has missed nothing and runs nothing twice.
     let between = utc(2026, 11, 1, 6, 10);
@@ -100,7 +100,9 @@ fn intervals_keep_real_time_spacing_in_both_passes() {
         let gaps = spacing("*/15 * * * *", zone, from, 24);
         assert!(gaps.iter().all(|g| *g == 15), "{zone} {from}: {gaps:?}");
     }
-    for (zone, from) in [(NY, utc(2026, 3, 8, 4, 59)), (NY, utc(2026, 11, 1, 3, 59)), (LONDON, utc(2026, 10, 24, 22, 59))] {
+    for (zone, from) in
+        [(NY, utc(2026, 3, 8, 4, 59)), (NY, utc(2026, 11, 1, 3, 59)), (LONDON, utc(2026, 10, 24, 22, 59))]
+    {
         let gaps = spacing("0 * * * *", zone, from, 8);
         assert!(gaps.iter().all(|g| *g == 60), "{zone} {from}: {gaps:?}");
     }

@@ -1,6 +1,12 @@
 //! Four worker processes, 500 jobs, one of them killed with SIGKILL about every second: each job's side effect happens
 //! exactly once and none is lost. Real processes and real time: this is the one test that waits.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests: a failure must fail the test, a skip must be seen"
+)]
+
 use async_trait::async_trait;
 use flywheel_jobs::{Backoff, Handlers, JobContext, JobError, JobHandler, NewJob, Outcome, Worker, WorkerOptions};
 use flywheel_store::Store;
@@ -54,14 +60,20 @@ impl JobHandler for Effect {
 /// The body of a child process; in the parent's run it returns at once.
 #[tokio::test]
 async fn child_worker() {
-    let Ok(url) = std::env::var(CHILD) else { return };
+    let Ok(url) = std::env::var(CHILD) else {
+        return;
+    };
     let store = Store::connect(&url).await.unwrap();
     let options = WorkerOptions {
         lease: Duration::from_millis(2000),
         heartbeat: Duration::from_millis(500),
         poll: Duration::from_millis(100),
         reap_every: Duration::from_millis(500),
-        backoff: Backoff { base: Duration::from_millis(200), cap: Duration::from_secs(1), floor: Duration::from_millis(10) },
+        backoff: Backoff {
+            base: Duration::from_millis(200),
+            cap: Duration::from_secs(1),
+            floor: Duration::from_millis(10),
+        },
         ..WorkerOptions::default()
     };
     let worker = Worker::new(store, Handlers::new().with("effect", Effect), options);
@@ -117,7 +129,10 @@ async fn survive(scratch: Scratch, name: &str) {
     }
     let head = store.audit_head(&app()).await.unwrap();
     assert_eq!(head.seq, JOBS as i64);
-    println!("{name}: {JOBS} jobs, {kills} kills, {retried} jobs needed another attempt, {:.1} s", began.elapsed().as_secs_f64());
+    println!(
+        "{name}: {JOBS} jobs, {kills} kills, {retried} jobs needed another attempt, {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
     assert!(kills >= 3 && retried >= 1, "{name}: the test must have hurt somebody");
     scratch.remove().await.unwrap();
 }

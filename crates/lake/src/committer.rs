@@ -54,7 +54,9 @@ pub(crate) async fn run(inner: Weak<Inner>, interval: Duration) {
     loop {
         tokio::time::sleep(step).await;
         waited += step;
-        let Some(inner): Option<Arc<Inner>> = inner.upgrade() else { return };
+        let Some(inner): Option<Arc<Inner>> = inner.upgrade() else {
+            return;
+        };
         let bytes = inner.buffers.bytes();
         if bytes == 0 || (waited < interval && bytes < inner.config.commit_bytes) {
             continue;

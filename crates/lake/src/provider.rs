@@ -14,9 +14,7 @@ use datafusion::datasource::{MemTable, TableProvider, TableType, provider_as_sou
 use datafusion::error::Result;
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
-use datafusion::logical_expr::{
-    Expr, LogicalPlan, LogicalPlanBuilder, TableProviderFilterPushDown, cast, col, lit,
-};
+use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableProviderFilterPushDown, cast, col, lit};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionConfig;
 use datafusion::scalar::ScalarValue;
@@ -69,7 +67,8 @@ impl AppTable {
                 Err(_) => cast(lit(ScalarValue::Null), f.data_type().clone()).alias(f.name()),
             })
             .collect();
-        let mut plan = LogicalPlanBuilder::scan(table.name(), provider_as_source(Arc::new(scan)), None)?.project(columns)?;
+        let mut plan =
+            LogicalPlanBuilder::scan(table.name(), provider_as_source(Arc::new(scan)), None)?.project(columns)?;
         if !rows.is_empty() {
             let rows = rows
                 .iter()
@@ -129,7 +128,12 @@ impl TableProvider for AppTable {
 }
 
 /// A session in which nothing exists but the views of one app.
-pub(crate) async fn session(inner: &Inner, app: &AppId, scope: Scope, wanted: &[Table]) -> std::result::Result<SessionState, LakeError> {
+pub(crate) async fn session(
+    inner: &Inner,
+    app: &AppId,
+    scope: Scope,
+    wanted: &[Table],
+) -> std::result::Result<SessionState, LakeError> {
     let schema = MemorySchemaProvider::new();
     let mut tables = Vec::new();
     for table in wanted {
@@ -166,7 +170,10 @@ pub(crate) fn session_over(
     Ok(state)
 }
 
-fn bare_session(runtime: Arc<RuntimeEnv>, schema: Arc<MemorySchemaProvider>) -> std::result::Result<SessionState, LakeError> {
+fn bare_session(
+    runtime: Arc<RuntimeEnv>,
+    schema: Arc<MemorySchemaProvider>,
+) -> std::result::Result<SessionState, LakeError> {
     let catalog = MemoryCatalogProvider::new();
     catalog.register_schema("app", schema)?;
     let catalogs = MemoryCatalogProviderList::new();

@@ -176,7 +176,9 @@ fn query_error(e: &DataFusionError) -> Error {
             "narrow it: filter on received_date, select fewer columns, or aggregate",
         ),
         DataFusionError::ArrowError(inner, _) => refused(format!("the query failed while it ran: {inner}")),
-        DataFusionError::Plan(_) | DataFusionError::SchemaError(..) | DataFusionError::NotImplemented(_) => plan_error(e),
+        DataFusionError::Plan(_) | DataFusionError::SchemaError(..) | DataFusionError::NotImplemented(_) => {
+            plan_error(e)
+        }
         _ => Error::internal(e),
     }
 }

@@ -135,7 +135,13 @@ impl LakeTable {
     }
 
     /// Appends rows of a derived table once per `(writer_id, seq)`; `false` when that was done before.
-    pub async fn append_once(&self, writer_id: &str, seq: u64, rows: &RecordBatch, buffers: &Buffers) -> Result<bool, LakeError> {
+    pub async fn append_once(
+        &self,
+        writer_id: &str,
+        seq: u64,
+        rows: &RecordBatch,
+        buffers: &Buffers,
+    ) -> Result<bool, LakeError> {
         let _one = self.commit.lock().await;
         let View { mut delta, committed } = self.view();
         delta.update_state().await?;

@@ -35,8 +35,15 @@ async fn acknowledged_rows_are_visible_before_and_after_the_commit_and_over_rest
     drop(lake);
     let lake = open(dir.path()).await;
     assert_eq!((number(&lake, &app(), COUNT).await, number(&lake, &app(), DISTINCT).await), (3, 3));
-    let sums = rows(&lake, "SELECT disposition, sum(items) AS n FROM dispositions GROUP BY disposition ORDER BY 1").await;
-    assert_eq!(sums, serde_json::json!([{"disposition": "duplicate", "n": 1}, {"disposition": "stored", "n": 3}]).as_array().unwrap().clone());
+    let sums =
+        rows(&lake, "SELECT disposition, sum(items) AS n FROM dispositions GROUP BY disposition ORDER BY 1").await;
+    assert_eq!(
+        sums,
+        serde_json::json!([{"disposition": "duplicate", "n": 1}, {"disposition": "stored", "n": 3}])
+            .as_array()
+            .unwrap()
+            .clone()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -212,7 +219,9 @@ async fn every_endpoint_ends_in_counted_dispositions() {
     .await;
     let lines: Vec<String> = got
         .iter()
-        .map(|r| format!("{} {} {} {} {}", r["source"], r["kind"], r["disposition"], r["reason"], r["n"]).replace('"', ""))
+        .map(|r| {
+            format!("{} {} {} {} {}", r["source"], r["kind"], r["disposition"], r["reason"], r["n"]).replace('"', "")
+        })
         .collect();
     assert_eq!(
         lines,
@@ -234,7 +243,10 @@ async fn apps_are_apart_and_one_process_owns_the_log() {
     let device = Device::new(1);
     let other = AppId::new("other-app").unwrap();
     device.send(&lake, 1, at(0), vec![answer("a", at(0))]).await.unwrap();
-    lake.ingestor().ingest(device.request(&other, 1, at(0), vec![answer("b", at(0)), answer("c", at(0))])).await.unwrap();
+    lake.ingestor()
+        .ingest(device.request(&other, 1, at(0), vec![answer("b", at(0)), answer("c", at(0))]))
+        .await
+        .unwrap();
     for flushed in [false, true] {
         if flushed {
             lake.flush().await.unwrap();

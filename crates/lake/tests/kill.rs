@@ -37,7 +37,9 @@ async fn send(lake: &Lake, device: u32, seq: u64) {
 /// The process that is killed: sends from where the parent says, and prints each acknowledged batch.
 #[test]
 fn child() {
-    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let Ok(folder) = std::env::var(FOLDER) else {
+        return;
+    };
     let folder = Path::new(&folder);
     let next: BTreeMap<u32, u64> = serde_json::from_slice(&std::fs::read(folder.join("next.json")).unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -74,7 +76,9 @@ fn run_and_kill(folder: &Path, n: usize) -> Vec<(u32, u64)> {
     let mut killed = false;
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         let Ok(line) = line else { break };
-        let Some((device, seq)) = line.split_once("ack ").and_then(|(_, a)| a.split_once(' ')) else { continue };
+        let Some((device, seq)) = line.split_once("ack ").and_then(|(_, a)| a.split_once(' ')) else {
+            continue;
+        };
         // The last line may be cut by the kill: then it was not acknowledged to anybody.
         if let (Ok(d), Ok(s)) = (device.parse(), seq.parse()) {
             acks.push((d, s));

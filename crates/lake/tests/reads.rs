@@ -25,9 +25,14 @@ async fn labels_depend_on_the_interactions_own_times_not_on_the_windows() {
     let all = ["early", "intime", "late", "twice", "foreign", "forged"];
     a.send(&lake, 2, at(10), all.iter().map(|id| answer(id, at(10))).collect()).await.unwrap();
     a.send(&lake, 3, at(20), vec![feedback("twice", LabelKind::Accepted, at(20))]).await.unwrap();
-    a.send(&lake, 4, at(70), vec![feedback("intime", LabelKind::Edited, at(70)), feedback("twice", LabelKind::Rejected, at(70))])
-        .await
-        .unwrap();
+    a.send(
+        &lake,
+        4,
+        at(70),
+        vec![feedback("intime", LabelKind::Edited, at(70)), feedback("twice", LabelKind::Rejected, at(70))],
+    )
+    .await
+    .unwrap();
     b.send(&lake, 1, at(20), vec![feedback("foreign", LabelKind::Rejected, at(20))]).await.unwrap();
     let lie = forged(a.install, 9, at(20), vec![feedback("forged", LabelKind::Rejected, at(20))]);
     lake.ingestor().ingest(lie).await.unwrap();
@@ -86,22 +91,34 @@ async fn device_histories_are_per_proven_identity() {
     a.send(&lake, 1, at(-100), vec![answer("before", at(-100))]).await.unwrap();
     let treated = assignment("r-1", Arm::Treatment);
     a.send(&lake, 2, at(1), vec![device_event(DeviceEventKind::Exposed, at(1), treated.clone())]).await.unwrap();
-    a.send(&lake, 3, at(2), vec![
-        device_event(DeviceEventKind::Confirmed, at(2), treated.clone()),
-        in_rollout("x2", Arm::Treatment, 20.0),
-        in_rollout("x1", Arm::Treatment, 10.0),
-    ])
+    a.send(
+        &lake,
+        3,
+        at(2),
+        vec![
+            device_event(DeviceEventKind::Confirmed, at(2), treated.clone()),
+            in_rollout("x2", Arm::Treatment, 20.0),
+            in_rollout("x1", Arm::Treatment, 10.0),
+        ],
+    )
     .await
     .unwrap();
-    a.send(&lake, 4, at(3), vec![
-        in_rollout("x1", Arm::Treatment, 10.0),
-        feedback("x1", LabelKind::Rejected, at(3)),
-        device_event(DeviceEventKind::Crashed, at(3), treated.clone()),
-        in_rollout("x3", Arm::Control, 5.0),
-    ])
+    a.send(
+        &lake,
+        4,
+        at(3),
+        vec![
+            in_rollout("x1", Arm::Treatment, 10.0),
+            feedback("x1", LabelKind::Rejected, at(3)),
+            device_event(DeviceEventKind::Crashed, at(3), treated.clone()),
+            in_rollout("x3", Arm::Control, 5.0),
+        ],
+    )
     .await
     .unwrap();
-    b.send(&lake, 1, at(4), vec![device_event(DeviceEventKind::Exposed, at(4), assignment("r-1", Arm::Control))]).await.unwrap();
+    b.send(&lake, 1, at(4), vec![device_event(DeviceEventKind::Exposed, at(4), assignment("r-1", Arm::Control))])
+        .await
+        .unwrap();
     outside.send(&lake, 1, at(4), vec![answer("other", at(4))]).await.unwrap();
     // Somebody claims to be device b and reports crashes.
     let crash = device_event(DeviceEventKind::Crashed, at(5), assignment("r-1", Arm::Treatment));
@@ -116,11 +133,10 @@ async fn device_histories_are_per_proven_identity() {
     assert!(h.crossed_over);
     assert_eq!((h.confirmed_at, h.failures.as_slice()), (Some(at(2)), &[at(3)][..]));
     let labels: Vec<_> = h.responses.iter().map(|r| (r.at, r.label, r.ttft_ms)).collect();
-    assert_eq!(labels, [
-        (at(2), Some(LabelKind::Rejected), Some(10.0)),
-        (at(2), None, Some(20.0)),
-        (at(3), None, Some(5.0)),
-    ]);
+    assert_eq!(
+        labels,
+        [(at(2), Some(LabelKind::Rejected), Some(10.0)), (at(2), None, Some(20.0)), (at(3), None, Some(5.0)),]
+    );
     assert_eq!((h.device_class.as_str(), h.locale.as_str()), ("high-8gb", "en-GB"));
     let real_b = of(&b, TrustClass::Keyed);
     assert!(real_b.failures.is_empty() && !real_b.crossed_over);
@@ -136,19 +152,30 @@ async fn inventory_and_latency() {
     let lake = open(dir.path()).await;
     let (a, mut b) = (Device::new(1), Device::new(2));
     b.class = "low-4gb";
-    a.send(&lake, 1, at(0), vec![device_event(DeviceEventKind::Confirmed, at(0), None), in_rollout("a", Arm::Control, 30.0)]).await.unwrap();
+    a.send(
+        &lake,
+        1,
+        at(0),
+        vec![device_event(DeviceEventKind::Confirmed, at(0), None), in_rollout("a", Arm::Control, 30.0)],
+    )
+    .await
+    .unwrap();
     a.send(&lake, 2, at(5), vec![in_rollout("b", Arm::Control, 10.0)]).await.unwrap();
     b.send(&lake, 1, at(3), vec![in_rollout("c", Arm::Control, 99.0)]).await.unwrap();
     lake.flush().await.unwrap();
     b.send(&lake, 2, at(7), vec![feedback("c", LabelKind::Accepted, at(7))]).await.unwrap();
     lake.ingestor().ingest(forged(a.install, 5, at(9), vec![in_rollout("z", Arm::Control, 1.0)])).await.unwrap();
     let all = lake.inventory(&app(), None).await.unwrap();
-    let of = |d: &Device| all.iter().find(|r| r.install == d.install.to_string() && r.trust == TrustClass::Keyed).unwrap();
+    let of =
+        |d: &Device| all.iter().find(|r| r.install == d.install.to_string() && r.trust == TrustClass::Keyed).unwrap();
     assert_eq!(all.len(), 3);
     assert_eq!((of(&a).bundle.clone(), of(&a).last_seen), (Some(bundle(2).to_hex()), at(5)));
     assert_eq!((of(&b).bundle.clone(), of(&b).last_seen, of(&b).device_class.as_str()), (None, at(7), "low-4gb"));
     let samples = lake.latency_samples(&app(), &bundle(1), at(-1), None).await.unwrap();
-    assert_eq!(samples.into_iter().collect::<Vec<_>>(), [("high-8gb".to_owned(), vec![10.0, 30.0]), ("low-4gb".to_owned(), vec![99.0])]);
+    assert_eq!(
+        samples.into_iter().collect::<Vec<_>>(),
+        [("high-8gb".to_owned(), vec![10.0, 30.0]), ("low-4gb".to_owned(), vec![99.0])]
+    );
     let later = lake.latency_samples(&app(), &bundle(1), at(3), None).await.unwrap();
     assert_eq!(later.into_iter().collect::<Vec<_>>(), [("high-8gb".to_owned(), vec![10.0])]);
 }
@@ -163,11 +190,16 @@ async fn rejected_answers_come_with_masked_content_and_refusals_are_detected() {
     };
     let lake = Lake::open(c).await.unwrap();
     let a = Device::new(1);
-    a.send(&lake, 1, at(0), vec![
-        with_content("r", at(0), "mail me at x.y@z.example", "It weighs 12 kg"),
-        with_content("s", at(0), "hm", "I cannot help"),
-        feedback("r", LabelKind::Corrected, at(0)),
-    ])
+    a.send(
+        &lake,
+        1,
+        at(0),
+        vec![
+            with_content("r", at(0), "mail me at x.y@z.example", "It weighs 12 kg"),
+            with_content("s", at(0), "hm", "I cannot help"),
+            feedback("r", LabelKind::Corrected, at(0)),
+        ],
+    )
     .await
     .unwrap();
     let got = lake.rejected_interactions(&app(), at(-1), 10, None).await.unwrap();

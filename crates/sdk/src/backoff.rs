@@ -45,17 +45,13 @@ impl Backoff {
         retry_after_s: Option<u64>,
         rng: &mut dyn RngCore,
     ) -> DateTime<Utc> {
-        let bound_s = self
-            .base_s
-            .saturating_mul(1 << self.failures.min(30))
-            .min(self.cap_s);
+        let bound_s = self.base_s.saturating_mul(1 << self.failures.min(30)).min(self.cap_s);
         let jitter_ms = rng.random_range(0..=bound_s.saturating_mul(1000));
         let asked_ms = retry_after_s.map_or(0, |s| s.min(RETRY_AFTER_CAP_S) * 1000);
         self.failures = self.failures.saturating_add(1);
         self.set_at = now;
         let wait_ms = if asked_ms > 0 { asked_ms } else { jitter_ms };
-        self.not_before =
-            now + Duration::milliseconds(i64::try_from(wait_ms).unwrap_or(i64::MAX / 2));
+        self.not_before = now + Duration::milliseconds(i64::try_from(wait_ms).unwrap_or(i64::MAX / 2));
         self.not_before
     }
 }
@@ -87,10 +83,7 @@ mod tests {
         for n in 0..40u32 {
             let until = b.failed(at(1000), None, &mut rng);
             let bound = (2u64 << n.min(20)).min(60);
-            assert!(
-                until <= at(1000) + Duration::seconds(bound as i64),
-                "try {n}: {until}"
-            );
+            assert!(until <= at(1000) + Duration::seconds(bound as i64), "try {n}: {until}");
         }
         b.succeeded();
         assert_eq!(b.wait_until(at(1000)), None);
@@ -117,13 +110,8 @@ mod tests {
     #[test]
     fn retry_after_reads_both_forms() {
         assert_eq!(retry_after_s(" 17 ", at(0)), Some(17));
-        let now = DateTime::parse_from_rfc3339("1994-11-06T08:49:00Z")
-            .unwrap()
-            .with_timezone(&Utc);
-        assert_eq!(
-            retry_after_s("Sun, 06 Nov 1994 08:49:37 GMT", now),
-            Some(37)
-        );
+        let now = DateTime::parse_from_rfc3339("1994-11-06T08:49:00Z").unwrap().with_timezone(&Utc);
+        assert_eq!(retry_after_s("Sun, 06 Nov 1994 08:49:37 GMT", now), Some(37));
         assert_eq!(retry_after_s("soon", now), None);
     }
 }

@@ -20,17 +20,8 @@ impl<V> Default for Memo<V> {
 }
 
 impl<V> Memo<V> {
-    fn get_or(
-        &self,
-        key: Digest,
-        make: impl FnOnce() -> Result<V, SdkError>,
-    ) -> Result<Arc<V>, SdkError> {
-        if let Some(found) = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&key)
-        {
+    fn get_or(&self, key: Digest, make: impl FnOnce() -> Result<V, SdkError>) -> Result<Arc<V>, SdkError> {
+        if let Some(found) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(Arc::clone(found));
         }
         let made = Arc::new(make()?);
@@ -57,16 +48,11 @@ impl SharedCaches {
 
     pub(crate) fn manifest(&self, bytes: &[u8]) -> Result<Arc<ManifestV1>, SdkError> {
         self.manifests.get_or(Digest::of(bytes), || {
-            ManifestV1::from_bytes(bytes)
-                .map_err(|e| SdkError::refused("the manifest", "manifest_invalid", e))
+            ManifestV1::from_bytes(bytes).map_err(|e| SdkError::refused("the manifest", "manifest_invalid", e))
         })
     }
 
-    pub(crate) fn index_step(
-        &self,
-        from: &IndexSnapshot,
-        answer: &[u8],
-    ) -> Result<Arc<IndexSnapshot>, SdkError> {
+    pub(crate) fn index_step(&self, from: &IndexSnapshot, answer: &[u8]) -> Result<Arc<IndexSnapshot>, SdkError> {
         let key = chain(from.fingerprint(), Digest::of(answer));
         self.indexes.get_or(key, || from.apply(answer))
     }

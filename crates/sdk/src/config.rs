@@ -24,10 +24,7 @@ pub struct QueueLimits {
 
 impl Default for QueueLimits {
     fn default() -> Self {
-        Self {
-            max_events: 10_000,
-            max_bytes: 8 << 20,
-        }
+        Self { max_events: 10_000, max_bytes: 8 << 20 }
     }
 }
 
@@ -100,12 +97,7 @@ pub struct FailurePolicy {
 
 impl Default for FailurePolicy {
     fn default() -> Self {
-        Self {
-            deaths_in_a_row: 2,
-            retry_budget: 3,
-            retry_after_s: 3600,
-            expire_s: 30 * 86_400,
-        }
+        Self { deaths_in_a_row: 2, retry_budget: 3, retry_after_s: 3600, expire_s: 30 * 86_400 }
     }
 }
 

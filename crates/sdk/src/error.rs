@@ -9,11 +9,7 @@ use std::path::{Path, PathBuf};
 pub enum SdkError {
     /// The file system said no.
     #[error("{what} failed for {}: {source}", path.display())]
-    Io {
-        what: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { what: &'static str, path: PathBuf, source: io::Error },
     /// The volume or the app's quota is full. What was downloaded so far is kept.
     #[error("no space left while writing {}; free some storage and call again", path.display())]
     NoSpace { path: PathBuf },
@@ -25,17 +21,10 @@ pub enum SdkError {
     Busy { path: PathBuf },
     /// The network failed; the call may be repeated.
     #[error("{what}: {source}")]
-    Transport {
-        what: String,
-        source: TransportError,
-    },
+    Transport { what: String, source: TransportError },
     /// The server answered with a status that this call cannot use.
     #[error("{what}: the server answered {status}")]
-    Status {
-        what: String,
-        status: u16,
-        retry_after_s: Option<u64>,
-    },
+    Status { what: String, status: u16, retry_after_s: Option<u64> },
     /// Signed data did not verify. Nothing was installed.
     #[error("{what} was refused: {why}")]
     Refused {
@@ -59,41 +48,24 @@ impl SdkError {
     /// Wraps an I/O error and tells "disk full" apart, whatever the platform calls it.
     pub(crate) fn io(what: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NoSpace {
-                path: path.to_path_buf(),
-            },
-            _ => Self::Io {
-                what,
-                path: path.to_path_buf(),
-                source,
-            },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NoSpace { path: path.to_path_buf() },
+            _ => Self::Io { what, path: path.to_path_buf(), source },
         }
     }
 
     pub(crate) fn refused(what: impl Into<String>, code: &'static str, why: impl ToString) -> Self {
-        Self::Refused {
-            what: what.into(),
-            why: why.to_string(),
-            code,
-        }
+        Self::Refused { what: what.into(), why: why.to_string(), code }
     }
 
     /// Whether the same call may succeed later without anybody changing anything on this device.
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Transport { .. }
-            | Self::Expired(_)
-            | Self::Busy { .. }
-            | Self::NoSpace { .. } => true,
-            Self::Status { status, .. } => {
-                *status == 408 || *status == 425 || *status == 429 || *status >= 500
+            Self::Transport { .. } | Self::Expired(_) | Self::Busy { .. } | Self::NoSpace { .. } => true,
+            Self::Status { status, .. } => *status == 408 || *status == 425 || *status == 429 || *status >= 500,
+            Self::Io { .. } | Self::Corrupt { .. } | Self::Refused { .. } | Self::Malformed { .. } | Self::Usage(_) => {
+                false
             }
-            Self::Io { .. }
-            | Self::Corrupt { .. }
-            | Self::Refused { .. }
-            | Self::Malformed { .. }
-            | Self::Usage(_) => false,
         }
     }
 }

@@ -25,11 +25,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], durability: Durability) -> Resu
 /// no half record stays in front of the next one. Returns the new length.
 pub(crate) fn append(path: &Path, bytes: &[u8], durability: Durability) -> Result<u64, SdkError> {
     let fail = |e| SdkError::io("appending", path, e);
-    let mut file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)
-        .map_err(fail)?;
+    let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
     let before = file.metadata().map_err(fail)?.len();
     let written = file.write_all(bytes).and_then(|()| match durability {
         Durability::Full => file.sync_data(),
@@ -73,9 +69,7 @@ pub(crate) fn sync_parent(path: &Path, durability: Durability) -> Result<(), Sdk
     let (Durability::Full, Some(parent)) = (durability, path.parent()) else {
         return Ok(());
     };
-    File::open(parent)
-        .and_then(|d| d.sync_all())
-        .map_err(|e| SdkError::io("syncing a folder", parent, e))
+    File::open(parent).and_then(|d| d.sync_all()).map_err(|e| SdkError::io("syncing a folder", parent, e))
 }
 
 /// Takes the folder's lock for as long as the returned file lives.
@@ -89,9 +83,7 @@ pub(crate) fn lock(dir: &Path) -> Result<File, SdkError> {
         .map_err(|e| SdkError::io("opening the lock", &path, e))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(SdkError::Busy {
-            path: dir.to_path_buf(),
-        }),
+        Err(fs::TryLockError::WouldBlock) => Err(SdkError::Busy { path: dir.to_path_buf() }),
         Err(fs::TryLockError::Error(e)) => Err(SdkError::io("locking", &path, e)),
     }
 }
@@ -125,11 +117,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_has_its_own_error() {
-        let e = SdkError::io(
-            "x",
-            Path::new("/p"),
-            io::Error::from(io::ErrorKind::StorageFull),
-        );
+        let e = SdkError::io("x", Path::new("/p"), io::Error::from(io::ErrorKind::StorageFull));
         assert!(matches!(e, SdkError::NoSpace { .. }));
     }
 }

@@ -27,11 +27,7 @@ impl Identity {
     pub fn from_seed(seed: &[u8; 32]) -> Self {
         let key = SigningKey::from_bytes(seed);
         let public = key.verifying_key().to_bytes();
-        Self {
-            key,
-            install: InstallId::of_public_key(&public),
-            public_base64: STANDARD.encode(public),
-        }
+        Self { key, install: InstallId::of_public_key(&public), public_base64: STANDARD.encode(public) }
     }
 
     /// Reads the key in `path`, or makes one from `rng` and stores it readable by the owner only.
@@ -39,11 +35,7 @@ impl Identity {
     /// # Errors
     /// [`SdkError::Corrupt`] when the file is not 32 bytes long. A new key is *not* made then: it would be a new
     /// installation, and the app must decide that.
-    pub(crate) fn load_or_create(
-        path: &Path,
-        rng: &mut dyn RngCore,
-        durability: Durability,
-    ) -> Result<Self, SdkError> {
+    pub(crate) fn load_or_create(path: &Path, rng: &mut dyn RngCore, durability: Durability) -> Result<Self, SdkError> {
         if let Some(bytes) = files::read(path)? {
             let seed: [u8; 32] = bytes.as_slice().try_into().map_err(|_| SdkError::Corrupt {
                 path: path.to_path_buf(),
@@ -119,10 +111,7 @@ mod tests {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt as _;
-            assert_eq!(
-                std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-                0o600
-            );
+            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
     }
 
@@ -141,23 +130,11 @@ mod tests {
     fn signature_verifies_against_the_header_key_and_names_the_install() {
         let id = Identity::from_seed(&[7; 32]);
         let app = AppId::new("app").unwrap();
-        let public: [u8; 32] = STANDARD
-            .decode(id.public_key_base64())
-            .unwrap()
-            .try_into()
-            .unwrap();
+        let public: [u8; 32] = STANDARD.decode(id.public_key_base64()).unwrap().try_into().unwrap();
         assert_eq!(InstallId::of_public_key(&public), id.install_id());
-        let sig: [u8; 64] = STANDARD
-            .decode(id.sign_body(&app, b"{}"))
-            .unwrap()
-            .try_into()
-            .unwrap();
+        let sig: [u8; 64] = STANDARD.decode(id.sign_body(&app, b"{}")).unwrap().try_into().unwrap();
         let key = ed25519_dalek::VerifyingKey::from_bytes(&public).unwrap();
-        key.verify(&signing_bytes(&app, b"{}"), &Signature::from_bytes(&sig))
-            .unwrap();
-        assert!(
-            key.verify(&signing_bytes(&app, b"{ }"), &Signature::from_bytes(&sig))
-                .is_err()
-        );
+        key.verify(&signing_bytes(&app, b"{}"), &Signature::from_bytes(&sig)).unwrap();
+        assert!(key.verify(&signing_bytes(&app, b"{ }"), &Signature::from_bytes(&sig)).is_err());
     }
 }

@@ -86,11 +86,7 @@ pub struct IndexSnapshot {
 
 impl Default for IndexSnapshot {
     fn default() -> Self {
-        Self {
-            version: 0,
-            fingerprint: Digest::of(b"flywheel-index-v1"),
-            chunks: BTreeMap::new(),
-        }
+        Self { version: 0, fingerprint: Digest::of(b"flywheel-index-v1"), chunks: BTreeMap::new() }
     }
 }
 
@@ -126,12 +122,8 @@ impl IndexSnapshot {
     /// # Errors
     /// [`SdkError::Malformed`] names the chunk that cannot be read; nothing is applied then.
     pub fn apply(&self, answer: &[u8]) -> Result<Self, SdkError> {
-        let malformed = |why: String| SdkError::Malformed {
-            what: "the index changes".into(),
-            why,
-        };
-        let parsed: IndexChangesV1 =
-            serde_json::from_slice(answer).map_err(|e| malformed(e.to_string()))?;
+        let malformed = |why: String| SdkError::Malformed { what: "the index changes".into(), why };
+        let parsed: IndexChangesV1 = serde_json::from_slice(answer).map_err(|e| malformed(e.to_string()))?;
         let mut next = self.clone();
         next.version = parsed.index_version;
         next.fingerprint = chain(self.fingerprint, Digest::of(answer));
@@ -145,9 +137,7 @@ impl IndexSnapshot {
                 .as_deref()
                 .map(decode_f32)
                 .transpose()
-                .map_err(|why| {
-                    malformed(format!("embedding of chunk {}: {why}", change.chunk_id))
-                })?;
+                .map_err(|why| malformed(format!("embedding of chunk {}: {why}", change.chunk_id)))?;
             let chunk = Chunk {
                 id: change.chunk_id.clone(),
                 version: change.version,
@@ -197,12 +187,7 @@ impl IndexSnapshot {
     /// Walks a ranking until `take` chunks may be shown on this device. Hidden hits on the way are returned as well,
     /// flagged; unknown ids are skipped.
     #[must_use]
-    pub fn candidates(
-        &self,
-        ranked: &[(ChunkId, f32)],
-        take: usize,
-        install: &InstallId,
-    ) -> Vec<Candidate> {
+    pub fn candidates(&self, ranked: &[(ChunkId, f32)], take: usize, install: &InstallId) -> Vec<Candidate> {
         let mut out = Vec::with_capacity(take + 1);
         let mut shown = 0;
         for (id, score) in ranked {
@@ -214,11 +199,7 @@ impl IndexSnapshot {
             };
             let hidden = chunk.hide.as_ref().is_some_and(|h| h.hides(install));
             shown += usize::from(!hidden);
-            out.push(Candidate {
-                chunk: Arc::clone(chunk),
-                score: *score,
-                hidden,
-            });
+            out.push(Candidate { chunk: Arc::clone(chunk), score: *score, hidden });
         }
         out
     }
@@ -246,12 +227,7 @@ fn decode_f32(text: &str) -> Result<Vec<f32>, String> {
 }
 
 fn encode_f32(values: &[f32]) -> String {
-    STANDARD.encode(
-        values
-            .iter()
-            .flat_map(|v| v.to_le_bytes())
-            .collect::<Vec<u8>>(),
-    )
+    STANDARD.encode(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> Option<f32> {
@@ -279,20 +255,12 @@ mod tests {
             state,
             text: format!("text of {id}"),
             embedding: Some(encode_f32(v)),
-            hide: share_ppm.map(|share_ppm| HideV1 {
-                salt: "s".into(),
-                share_ppm,
-                shown: false,
-            }),
+            hide: share_ppm.map(|share_ppm| HideV1 { salt: "s".into(), share_ppm, shown: false }),
         }
     }
 
     fn answer(index_version: u64, changes: Vec<IndexChangeV1>) -> Vec<u8> {
-        serde_json::to_vec(&IndexChangesV1 {
-            index_version,
-            changes,
-        })
-        .unwrap()
+        serde_json::to_vec(&IndexChangesV1 { index_version, changes }).unwrap()
     }
 
     #[test]
@@ -306,10 +274,7 @@ mod tests {
         );
         let one = IndexSnapshot::default().apply(&a).unwrap();
         assert_eq!((one.version(), one.len()), (2, 2));
-        assert_eq!(
-            one.fingerprint(),
-            IndexSnapshot::default().apply(&a).unwrap().fingerprint()
-        );
+        assert_eq!(one.fingerprint(), IndexSnapshot::default().apply(&a).unwrap().fingerprint());
         let b = answer(3, vec![change("a", ChunkState::Retired, &[], None)]);
         let two = one.apply(&b).unwrap();
         assert!(two.get(&ChunkId::new("a").unwrap()).is_none());
@@ -349,10 +314,7 @@ mod tests {
             ],
         );
         let s = IndexSnapshot::default().apply(&a).unwrap();
-        let ranked: Vec<_> = ["a", "b", "x", "c", "d"]
-            .iter()
-            .map(|i| (ChunkId::new(*i).unwrap(), 0.5))
-            .collect();
+        let ranked: Vec<_> = ["a", "b", "x", "c", "d"].iter().map(|i| (ChunkId::new(*i).unwrap(), 0.5)).collect();
         let mut hidden_a = 0;
         for n in 0..200u8 {
             let install = InstallId::of_public_key(&[n; 32]);
@@ -374,19 +336,9 @@ mod tests {
             let install = InstallId::of_public_key(&[n; 32]);
             let canary = in_canary("key", &install, "kb/a@3", 7, 300_000);
             let salt = "hide\nkey\nkb/a@3\n7".to_owned();
-            let freeze = HideV1 {
-                salt,
-                share_ppm: 300_000,
-                shown: false,
-            };
-            let trial = HideV1 {
-                shown: true,
-                ..freeze.clone()
-            };
-            assert_eq!(
-                (freeze.hides(&install), trial.hides(&install)),
-                (canary, !canary)
-            );
+            let freeze = HideV1 { salt, share_ppm: 300_000, shown: false };
+            let trial = HideV1 { shown: true, ..freeze.clone() };
+            assert_eq!((freeze.hides(&install), trial.hides(&install)), (canary, !canary));
         }
     }
 
@@ -394,9 +346,7 @@ mod tests {
     fn broken_embedding_names_the_chunk_and_changes_nothing() {
         let mut c = change("a", ChunkState::Active, &[1.0], None);
         c.embedding = Some("AAA=".into());
-        let e = IndexSnapshot::default()
-            .apply(&answer(1, vec![c]))
-            .unwrap_err();
+        let e = IndexSnapshot::default().apply(&answer(1, vec![c])).unwrap_err();
         assert!(e.to_string().contains("chunk a"), "{e}");
         let mut c = change("a", ChunkState::Active, &[f32::NAN], None);
         c.version = 2;

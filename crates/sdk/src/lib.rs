@@ -32,21 +32,16 @@ mod transport;
 
 pub use blobs::{Blob, BlobControl, BlobSource, Go, HostCache, HttpBlobs};
 pub use caches::SharedCaches;
-pub use config::{
-    DeviceConfig, DownloadPolicy, Durability, FailurePolicy, IndexStorage, QueueLimits,
-    UploadPolicy,
-};
-pub use device::{
-    Answer, Device, InstalledBundle, LoadOutcome, LoadPlan, UpdateOutcome, UploadOutcome,
-};
+pub use config::{DeviceConfig, DownloadPolicy, Durability, FailurePolicy, IndexStorage, QueueLimits, UploadPolicy};
+pub use device::{Answer, Device, InstalledBundle, LoadOutcome, LoadPlan, UpdateOutcome, UploadOutcome};
 pub use env::{Conditions, Env, Host, Network, Thermal};
 pub use error::SdkError;
 pub use identity::Identity;
 pub use index::{Candidate, Chunk, HideV1, IndexChangeV1, IndexChangesV1, IndexSnapshot};
 pub use policy::Wait;
 pub use transport::{
-    BodySink, Fault, Flow, HttpRequest, HttpResponse, HttpTransport, MemoryHttp, Method,
-    ReqwestTransport, ResponseHead, SharedGets, TransportError, fetch,
+    BodySink, Fault, Flow, HttpRequest, HttpResponse, HttpTransport, MemoryHttp, Method, ReqwestTransport,
+    ResponseHead, SharedGets, TransportError, fetch,
 };
 
 /// What the SDK calls itself in uploads.

@@ -21,16 +21,11 @@ struct FileTrust {
 
 impl TrustStore for FileTrust {
     fn load(&self, record: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        files::read(&self.dir.join(record)).map_err(|e| StoreError {
-            record: record.to_owned(),
-            why: e.to_string(),
-        })
+        files::read(&self.dir.join(record)).map_err(|e| StoreError { record: record.to_owned(), why: e.to_string() })
     }
     fn save(&mut self, record: &str, bytes: &[u8]) -> Result<(), StoreError> {
-        files::replace(&self.dir.join(record), bytes, self.durability).map_err(|e| StoreError {
-            record: record.to_owned(),
-            why: e.to_string(),
-        })
+        files::replace(&self.dir.join(record), bytes, self.durability)
+            .map_err(|e| StoreError { record: record.to_owned(), why: e.to_string() })
     }
 }
 
@@ -47,10 +42,7 @@ impl Metadata {
     pub(crate) fn open(config: &crate::DeviceConfig) -> Result<Self, SdkError> {
         let dir = config.dir.join("trust");
         files::create_dir(&dir)?;
-        let store = FileTrust {
-            dir,
-            durability: config.durability,
-        };
+        let store = FileTrust { dir, durability: config.durability };
         let client = UpdateClient::open(
             &config.trusted_root,
             config.app.clone(),
@@ -60,15 +52,9 @@ impl Metadata {
         )
         .map_err(|e| SdkError::refused("the trusted root", e.code(), e))?;
         if client.recovered() {
-            tracing::warn!(
-                "a trust record was damaged; the version floors were restored from the other one"
-            );
+            tracing::warn!("a trust record was damaged; the version floors were restored from the other one");
         }
-        Ok(Self {
-            client,
-            url: format!("{}/tuf/{}", config.base_url, config.app),
-            etag: None,
-        })
+        Ok(Self { client, url: format!("{}/tuf/{}", config.base_url, config.app), etag: None })
     }
 
     pub(crate) fn state(&self) -> Option<Arc<VerifiedState>> {
@@ -80,15 +66,8 @@ impl Metadata {
     }
 
     /// Whether the state is fresh enough to follow it, and the bundle may be installed under it.
-    pub(crate) fn installable(
-        &self,
-        bundle: &Digest,
-        now: DateTime<Utc>,
-    ) -> Result<CatalogEntry, SdkError> {
-        self.client
-            .installable(bundle, now)
-            .cloned()
-            .map_err(|e| blocked(bundle, e))
+    pub(crate) fn installable(&self, bundle: &Digest, now: DateTime<Utc>) -> Result<CatalogEntry, SdkError> {
+        self.client.installable(bundle, now).cloned().map_err(|e| blocked(bundle, e))
     }
 
     /// One poll.
@@ -101,26 +80,16 @@ impl Metadata {
         while let Some(request) = self.client.next_request() {
             let is_timestamp = request.path == TIMESTAMP_PATH;
             let mut get = HttpRequest::get(format!("{}/{}", self.url, request.path));
-            if let Some(etag) = self
-                .etag
-                .as_ref()
-                .filter(|_| is_timestamp && self.client.state().is_some())
-            {
+            if let Some(etag) = self.etag.as_ref().filter(|_| is_timestamp && self.client.state().is_some()) {
                 get = get.header("if-none-match", etag.clone());
             }
             let what = format!("polling {}", request.path);
             let answer = fetch(transport, get, request.max_len).await;
-            let answer = answer.map_err(|source| SdkError::Transport {
-                what: what.clone(),
-                source,
-            })?;
+            let answer = answer.map_err(|source| SdkError::Transport { what: what.clone(), source })?;
             let reply = reply(&answer).ok_or_else(|| SdkError::Status {
                 what,
                 status: answer.head.status,
-                retry_after_s: answer
-                    .head
-                    .header("retry-after")
-                    .and_then(|v| crate::backoff::retry_after_s(v, now)),
+                retry_after_s: answer.head.header("retry-after").and_then(|v| crate::backoff::retry_after_s(v, now)),
             })?;
             if is_timestamp && !matches!(reply, Reply::NotModified) {
                 self.etag = answer.head.header("etag").map(str::to_owned);
@@ -142,19 +111,11 @@ impl Metadata {
     ) -> Result<Vec<u8>, SdkError> {
         let what = format!("fetching {location}");
         let get = HttpRequest::get(format!("{}/{location}", self.url));
-        let answer = fetch(transport, get, length)
-            .await
-            .map_err(|source| SdkError::Transport {
-                what: what.clone(),
-                source,
-            })?;
+        let answer =
+            fetch(transport, get, length).await.map_err(|source| SdkError::Transport { what: what.clone(), source })?;
         match answer.head.status {
             200 => Ok(answer.body.to_vec()),
-            status => Err(SdkError::Status {
-                what,
-                status,
-                retry_after_s: None,
-            }),
+            status => Err(SdkError::Status { what, status, retry_after_s: None }),
         }
     }
 }
@@ -178,9 +139,9 @@ fn refusal(e: &VerifyError) -> SdkError {
 
 fn blocked(bundle: &Digest, e: InstallBlocked) -> SdkError {
     match e {
-        InstallBlocked::Stale { .. }
-        | InstallBlocked::RefreshUnfinished
-        | InstallBlocked::NothingVerified => SdkError::Expired(e.to_string()),
+        InstallBlocked::Stale { .. } | InstallBlocked::RefreshUnfinished | InstallBlocked::NothingVerified => {
+            SdkError::Expired(e.to_string())
+        }
         other => SdkError::refused(format!("bundle {bundle}"), other.code(), other),
     }
 }

@@ -26,17 +26,11 @@ pub enum Wait {
 ///
 /// # Errors
 /// The first condition that does not hold.
-pub(crate) fn may_download(
-    policy: &DownloadPolicy,
-    now: &Conditions,
-    missing_bytes: u64,
-) -> Result<(), Wait> {
+pub(crate) fn may_download(policy: &DownloadPolicy, now: &Conditions, missing_bytes: u64) -> Result<(), Wait> {
     match now.network {
         Network::Offline => return Err(Wait::Network),
         Network::Metered if missing_bytes > policy.metered_max_bytes => {
-            return Err(Wait::Unmetered {
-                bytes: missing_bytes,
-            });
+            return Err(Wait::Unmetered { bytes: missing_bytes });
         }
         Network::Metered | Network::Unmetered => {}
     }
@@ -51,10 +45,7 @@ pub(crate) fn may_download(
     }
     let needed_bytes = missing_bytes.saturating_add(policy.reserve_bytes);
     match now.free_bytes {
-        Some(free_bytes) if free_bytes < needed_bytes => Err(Wait::Space {
-            needed_bytes,
-            free_bytes,
-        }),
+        Some(free_bytes) if free_bytes < needed_bytes => Err(Wait::Space { needed_bytes, free_bytes }),
         _ => Ok(()),
     }
 }
@@ -65,59 +56,19 @@ mod tests {
 
     #[test]
     fn each_condition_is_named() {
-        let p = DownloadPolicy {
-            metered_max_bytes: 10,
-            reserve_bytes: 100,
-            ..Default::default()
-        };
-        let ok = Conditions {
-            free_bytes: Some(1000),
-            battery_pct: Some(50),
-            plugged_in: false,
-            ..Default::default()
-        };
+        let p = DownloadPolicy { metered_max_bytes: 10, reserve_bytes: 100, ..Default::default() };
+        let ok = Conditions { free_bytes: Some(1000), battery_pct: Some(50), plugged_in: false, ..Default::default() };
         assert_eq!(may_download(&p, &ok, 900), Ok(()));
-        assert_eq!(
-            may_download(&p, &ok, 901),
-            Err(Wait::Space {
-                needed_bytes: 1001,
-                free_bytes: 1000
-            })
-        );
-        let c = Conditions {
-            network: Network::Offline,
-            ..ok
-        };
+        assert_eq!(may_download(&p, &ok, 901), Err(Wait::Space { needed_bytes: 1001, free_bytes: 1000 }));
+        let c = Conditions { network: Network::Offline, ..ok };
         assert_eq!(may_download(&p, &c, 1), Err(Wait::Network));
-        let c = Conditions {
-            network: Network::Metered,
-            ..ok
-        };
+        let c = Conditions { network: Network::Metered, ..ok };
         assert_eq!(may_download(&p, &c, 10), Ok(()));
         assert_eq!(may_download(&p, &c, 11), Err(Wait::Unmetered { bytes: 11 }));
-        let c = Conditions {
-            battery_pct: Some(29),
-            ..ok
-        };
-        assert_eq!(
-            may_download(&p, &c, 1),
-            Err(Wait::Power { battery_pct: 29 })
-        );
-        assert_eq!(
-            may_download(
-                &p,
-                &Conditions {
-                    plugged_in: true,
-                    ..c
-                },
-                1
-            ),
-            Ok(())
-        );
-        let c = Conditions {
-            thermal: Thermal::Severe,
-            ..ok
-        };
+        let c = Conditions { battery_pct: Some(29), ..ok };
+        assert_eq!(may_download(&p, &c, 1), Err(Wait::Power { battery_pct: 29 }));
+        assert_eq!(may_download(&p, &Conditions { plugged_in: true, ..c }, 1), Ok(()));
+        let c = Conditions { thermal: Thermal::Severe, ..ok };
         assert_eq!(may_download(&p, &c, 1), Err(Wait::Cooler(Thermal::Severe)));
     }
 }

@@ -35,12 +35,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    pub(crate) fn new(
-        bundle: Digest,
-        install_no: u64,
-        security_epoch: u64,
-        health: &HealthV1,
-    ) -> Self {
+    pub(crate) fn new(bundle: Digest, install_no: u64, security_epoch: u64, health: &HealthV1) -> Self {
         Self {
             bundle,
             install_no,
@@ -159,40 +154,22 @@ impl State {
         load_ms: Option<f64>,
     ) {
         let assignment = self.arm.clone();
-        let event = DeviceEventV1 {
-            at: now,
-            event,
-            bundle,
-            assignment,
-            load_ms,
-            reason,
-        };
-        self.reports.push(Report {
-            no: self.next_report,
-            event,
-        });
+        let event = DeviceEventV1 { at: now, event, bundle, assignment, load_ms, reason };
+        self.reports.push(Report { no: self.next_report, event });
         self.next_report += 1;
     }
 
     /// Takes in an assignment decision made by `rollout` (if any): remembers the arm, reports its first sight.
-    pub(crate) fn assigned(
-        &mut self,
-        decision: &Decision,
-        rollout: Option<&RolloutId>,
-        now: DateTime<Utc>,
-    ) {
+    pub(crate) fn assigned(&mut self, decision: &Decision, rollout: Option<&RolloutId>, now: DateTime<Utc>) {
         if let Some(rollout) = rollout {
             remember(&mut self.joined, rollout.clone());
         }
         self.off = decision.bundle.is_none();
-        self.arm = decision
-            .arm
-            .as_ref()
-            .map(|(rollout_id, phase, arm)| AssignedArmV1 {
-                rollout_id: rollout_id.clone(),
-                phase: *phase,
-                arm: *arm,
-            });
+        self.arm = decision.arm.as_ref().map(|(rollout_id, phase, arm)| AssignedArmV1 {
+            rollout_id: rollout_id.clone(),
+            phase: *phase,
+            arm: *arm,
+        });
         let Some((rollout, _, arm)) = &decision.arm else {
             return;
         };
@@ -206,12 +183,7 @@ impl State {
     }
 
     /// What has to happen so that the device runs what `decision` says.
-    pub(crate) fn step(
-        &self,
-        decision: &Decision,
-        now: DateTime<Utc>,
-        policy: &FailurePolicy,
-    ) -> Step {
+    pub(crate) fn step(&self, decision: &Decision, now: DateTime<Utc>, policy: &FailurePolicy) -> Step {
         let Some(bundle) = decision.bundle else {
             return Step::Nothing;
         };
@@ -227,9 +199,7 @@ impl State {
             let may_ever = decision.retry_failed && v.retries < policy.retry_budget;
             let retry_at = v.at + seconds(policy.retry_after_s);
             if !may_ever || now < retry_at {
-                return Step::Blocked {
-                    retry_at: may_ever.then_some(retry_at),
-                };
+                return Step::Blocked { retry_at: may_ever.then_some(retry_at) };
             }
         }
         match &self.previous {
@@ -240,11 +210,7 @@ impl State {
 
     fn count_retry(&mut self, bundle: &Digest, decision: &Decision) {
         let rollout = Self::rollout(decision).cloned();
-        for v in self
-            .verdicts
-            .iter_mut()
-            .filter(|v| v.bundle == *bundle && v.rollout == rollout)
-        {
+        for v in self.verdicts.iter_mut().filter(|v| v.bundle == *bundle && v.rollout == rollout) {
             v.retries += 1;
         }
     }
@@ -256,14 +222,8 @@ impl State {
         };
         let left = self.active.take();
         self.count_retry(&target.bundle, decision);
-        let older = left
-            .as_ref()
-            .is_some_and(|l| target.install_no < l.install_no);
-        let event = if older {
-            DeviceEventKind::RolledBack
-        } else {
-            DeviceEventKind::Installed
-        };
+        let older = left.as_ref().is_some_and(|l| target.install_no < l.install_no);
+        let event = if older { DeviceEventKind::RolledBack } else { DeviceEventKind::Installed };
         let reason = left.as_ref().map(|l| format!("from={}", l.bundle));
         self.report(now, event, Some(target.bundle), reason);
         self.previous = left;
@@ -272,25 +232,14 @@ impl State {
 
     /// A verified bundle is complete on the device: it becomes active. The best place to fall back to is kept: the
     /// left bundle when it proved itself or when it is the rollout's control, else what was kept before.
-    pub(crate) fn installed(
-        &mut self,
-        slot: Slot,
-        decision: &Decision,
-        keep: Option<Digest>,
-        now: DateTime<Utc>,
-    ) {
+    pub(crate) fn installed(&mut self, slot: Slot, decision: &Decision, keep: Option<Digest>, now: DateTime<Utc>) {
         self.count_retry(&slot.bundle, decision);
         self.report(now, DeviceEventKind::Downloaded, Some(slot.bundle), None);
         self.report(now, DeviceEventKind::Installed, Some(slot.bundle), None);
         self.next_install_no = self.next_install_no.max(slot.install_no + 1);
         if let Some(left) = self.active.take() {
-            let previous_is_target = self
-                .previous
-                .as_ref()
-                .is_some_and(|p| Some(p.bundle) == keep);
-            let good = left.baked
-                || Some(left.bundle) == keep
-                || left.confirmed_at.is_some() && !previous_is_target;
+            let previous_is_target = self.previous.as_ref().is_some_and(|p| Some(p.bundle) == keep);
+            let good = left.baked || Some(left.bundle) == keep || left.confirmed_at.is_some() && !previous_is_target;
             if good || self.previous.is_none() {
                 self.previous = Some(left);
             }
@@ -299,11 +248,7 @@ impl State {
     }
 
     fn activate(&mut self, slot: Slot) {
-        self.active = Some(Slot {
-            confirmed_at: None,
-            generations: 0,
-            ..slot
-        });
+        self.active = Some(Slot { confirmed_at: None, generations: 0, ..slot });
         self.loading = None;
         self.failures_in_a_row = 0;
     }
@@ -319,21 +264,12 @@ impl State {
         if self.loading.is_none() {
             return false;
         }
-        self.load_failed(
-            "died_in_load_window".into(),
-            DeviceEventKind::LoadFailed,
-            now,
-        );
+        self.load_failed("died_in_load_window".into(), DeviceEventKind::LoadFailed, now);
         true
     }
 
     /// The load or the probe failed, or the process died in it. Falls back after the allowed number in a row.
-    pub(crate) fn load_failed(
-        &mut self,
-        reason: String,
-        event: DeviceEventKind,
-        now: DateTime<Utc>,
-    ) {
+    pub(crate) fn load_failed(&mut self, reason: String, event: DeviceEventKind, now: DateTime<Utc>) {
         self.loading = None;
         let Some(active) = &self.active else { return };
         let (bundle, limit) = (active.bundle, active.max_load_deaths);
@@ -350,26 +286,12 @@ impl State {
             return;
         };
         let rollout = self.arm.as_ref().map(|a| a.rollout_id.clone());
-        match self
-            .verdicts
-            .iter_mut()
-            .find(|v| v.bundle == failed.bundle && v.rollout == rollout)
-        {
+        match self.verdicts.iter_mut().find(|v| v.bundle == failed.bundle && v.rollout == rollout) {
             Some(v) => v.at = now,
-            None => self.verdicts.push(FailureVerdict {
-                bundle: failed.bundle,
-                rollout,
-                at: now,
-                retries: 0,
-            }),
+            None => self.verdicts.push(FailureVerdict { bundle: failed.bundle, rollout, at: now, retries: 0 }),
         }
         let (target, to) = self.fall_back_target();
-        self.report(
-            now,
-            DeviceEventKind::FellBack,
-            Some(failed.bundle),
-            Some(to),
-        );
+        self.report(now, DeviceEventKind::FellBack, Some(failed.bundle), Some(to));
         self.failures_in_a_row = 0;
         if let Some(slot) = target {
             self.activate(slot);
@@ -381,9 +303,7 @@ impl State {
         let Some(previous) = self.previous.take() else {
             return (None, "to=none".into());
         };
-        let path = RunPath::LocalFallback {
-            active_when_floor_raised: previous.active_when_floor_raised,
-        };
+        let path = RunPath::LocalFallback { active_when_floor_raised: previous.active_when_floor_raised };
         match check_epoch_floor(previous.security_epoch, self.epoch_floor, path) {
             Ok(EpochCheck::AtOrAboveFloor) => {
                 let to = format!("to={}", previous.bundle);
@@ -409,13 +329,7 @@ impl State {
             return;
         }
         active.confirmed_at = Some(now);
-        self.report_timed(
-            now,
-            DeviceEventKind::Confirmed,
-            Some(bundle),
-            None,
-            Some(load_ms),
-        );
+        self.report_timed(now, DeviceEventKind::Confirmed, Some(bundle), None, Some(load_ms));
     }
 
     /// One answer was generated. True when that ended the bake period (and the state must be stored). A bundle that

@@ -31,9 +31,7 @@ async fn raw_server(answer: Vec<u8>) -> (String, Arc<Mutex<Vec<String>>>) {
         while let Ok((mut socket, _)) = listener.accept().await {
             let mut buffer = vec![0; 16 << 10];
             let n = socket.read(&mut buffer).await.unwrap_or(0);
-            log.lock()
-                .unwrap()
-                .push(String::from_utf8_lossy(&buffer[..n]).into_owned());
+            log.lock().unwrap().push(String::from_utf8_lossy(&buffer[..n]).into_owned());
             let _ = socket.write_all(&answer).await;
         }
     });
@@ -46,10 +44,7 @@ async fn a_body_that_ends_early_is_an_error_and_blocks_were_delivered() {
     struct Blocks(Vec<u8>);
     impl BodySink for Blocks {
         fn head(&mut self, head: &ResponseHead) -> Flow {
-            assert_eq!(
-                (head.status, head.header("content-length")),
-                (200, Some("100"))
-            );
+            assert_eq!((head.status, head.header("content-length")), (200, Some("100")));
             Flow::More
         }
         fn data(&mut self, block: &[u8]) -> Flow {
@@ -58,47 +53,29 @@ async fn a_body_that_ends_early_is_an_error_and_blocks_were_delivered() {
         }
     }
     let mut sink = Blocks(vec![]);
-    let e = transport()
-        .send(HttpRequest::get(url), &mut sink)
-        .await
-        .unwrap_err();
+    let e = transport().send(HttpRequest::get(url), &mut sink).await.unwrap_err();
     assert!(matches!(e, TransportError::Broken(_)), "{e:?}");
     assert_eq!(sink.0, b"half");
 }
 
 #[tokio::test]
 async fn redirects_are_answers_and_the_key_stays_home() {
-    let (other, other_seen) =
-        raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
+    let (other, other_seen) = raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
     let answer = format!("HTTP/1.1 302 Found\r\nlocation: {other}\r\ncontent-length: 0\r\n\r\n");
     let (url, seen) = raw_server(answer.into_bytes()).await;
     let request = HttpRequest::get(url).header("x-fleet-ingest-key", "secret");
-    assert_eq!(
-        fetch(&transport(), request, 10).await.unwrap().head.status,
-        302
-    );
+    assert_eq!(fetch(&transport(), request, 10).await.unwrap().head.status, 302);
     assert!(seen.lock().unwrap()[0].contains("x-fleet-ingest-key: secret"));
     assert!(other_seen.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn limits_and_dead_ports_are_typed_errors_without_the_address() {
-    let (url, _) =
-        raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world".to_vec()).await;
-    let e = fetch(&transport(), HttpRequest::get(url), 10)
-        .await
-        .unwrap_err();
+    let (url, _) = raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world".to_vec()).await;
+    let e = fetch(&transport(), HttpRequest::get(url), 10).await.unwrap_err();
     assert_eq!(e, TransportError::TooLong { limit_bytes: 10 });
-    let e = fetch(
-        &transport(),
-        HttpRequest::get("http://127.0.0.1:1/secret-token"),
-        10,
-    )
-    .await
-    .unwrap_err();
-    let TransportError::Unreachable(text) = e else {
-        panic!("{e:?}")
-    };
+    let e = fetch(&transport(), HttpRequest::get("http://127.0.0.1:1/secret-token"), 10).await.unwrap_err();
+    let TransportError::Unreachable(text) = e else { panic!("{e:?}") };
     assert!(!text.contains("secret-token"), "{text}");
 }
 
@@ -147,24 +124,12 @@ async fn a_whole_update_over_tcp() {
     let base = bridge(server.http.clone()).await;
     let home = Home::new();
     let transport: Arc<dyn HttpTransport> = Arc::new(transport());
-    let config = DeviceConfig::new(
-        app(),
-        base.clone(),
-        "key",
-        Arc::clone(&server.root),
-        home.path(),
-    );
-    let blobs = Arc::new(HttpBlobs::new(
-        Arc::clone(&transport),
-        format!("{base}/tuf/demo/targets"),
-        Durability::Full,
-        4,
-    ));
+    let config = DeviceConfig::new(app(), base.clone(), "key", Arc::clone(&server.root), home.path());
+    let blobs =
+        Arc::new(HttpBlobs::new(Arc::clone(&transport), format!("{base}/tuf/demo/targets"), Durability::Full, 4));
     let env = Env {
         clock: Arc::new(server.clock.clone()),
-        rng: Box::new(<rand_chacha::ChaCha8Rng as rand::SeedableRng>::from_seed(
-            [1; 32],
-        )),
+        rng: Box::new(<rand_chacha::ChaCha8Rng as rand::SeedableRng>::from_seed([1; 32])),
         transport,
         blobs: Arc::clone(&blobs) as Arc<dyn BlobSource>,
         host: home.host.clone(),
@@ -174,10 +139,7 @@ async fn a_whole_update_over_tcp() {
     // A binding runs calls on any thread: the futures must be able to move.
     let mut device = tokio::spawn(async move {
         let mut device = device;
-        assert_eq!(
-            device.update(true).await.unwrap(),
-            UpdateOutcome::Installed { bundle: one.id }
-        );
+        assert_eq!(device.update(true).await.unwrap(), UpdateOutcome::Installed { bundle: one.id });
         load(&mut device, &one);
         assert_eq!(device.update(true).await.unwrap(), UpdateOutcome::Current);
         let _ = (device.upload().await, device.sync_index().await.is_err());

@@ -50,10 +50,7 @@ async fn crash_in_load_then_three_offline_starts_is_one_report() {
     }
     let failed = server.intake.lock().unwrap().device_events(K::LoadFailed);
     assert_eq!(failed.len(), 1);
-    assert_eq!(
-        (failed[0].bundle, failed[0].reason.as_deref()),
-        (Some(one.id), Some("died_in_load_window"))
-    );
+    assert_eq!((failed[0].bundle, failed[0].reason.as_deref()), (Some(one.id), Some("died_in_load_window")));
 }
 
 #[tokio::test]
@@ -83,13 +80,7 @@ async fn a_hundred_kills_outside_the_window_cause_no_fall_back_two_inside_do() {
     assert_eq!(device.active_bundle(), Some(one.id));
     load(&mut device, &one);
     // The local verdict holds against the assignment that still names `two`.
-    assert_eq!(
-        device.update(true).await.unwrap(),
-        UpdateOutcome::Blocked {
-            bundle: two.id,
-            retry_at: None
-        }
-    );
+    assert_eq!(device.update(true).await.unwrap(), UpdateOutcome::Blocked { bundle: two.id, retry_at: None });
     device.upload().await.unwrap();
     {
         let intake = server.intake.lock().unwrap();
@@ -104,10 +95,7 @@ async fn a_hundred_kills_outside_the_window_cause_no_fall_back_two_inside_do() {
         a.rollouts = vec![r];
     });
     server.advance(4000);
-    assert_eq!(
-        device.update(true).await.unwrap(),
-        UpdateOutcome::Installed { bundle: two.id }
-    );
+    assert_eq!(device.update(true).await.unwrap(), UpdateOutcome::Installed { bundle: two.id });
 }
 
 #[tokio::test]
@@ -136,28 +124,16 @@ async fn statuses_are_obeyed() {
     let (mut server, home) = (Server::new(), Home::new());
     let (mut device, _) = running(&mut server, &home).await;
     device.record_interaction(answer()).unwrap();
-    let answers = |list: &[(u16, Option<&'static str>)]| {
-        server.intake.lock().unwrap().answers = list.to_vec()
-    };
+    let answers = |list: &[(u16, Option<&'static str>)]| server.intake.lock().unwrap().answers = list.to_vec();
     // 429 and 503: exactly as long as asked.
     for (status, retry) in [(429, "120"), (503, "60")] {
         answers(&[(status, Some(retry))]);
-        let until = flywheel_types::BusinessClock::now(&server.clock)
-            + chrono::Duration::seconds(retry.parse().unwrap());
-        assert_eq!(
-            device.upload().await.unwrap().waiting,
-            Some(Wait::Until(until))
-        );
+        let until =
+            flywheel_types::BusinessClock::now(&server.clock) + chrono::Duration::seconds(retry.parse().unwrap());
+        assert_eq!(device.upload().await.unwrap().waiting, Some(Wait::Until(until)));
         let requests = server.http.requests().len();
-        assert_eq!(
-            device.upload().await.unwrap().waiting,
-            Some(Wait::Until(until))
-        );
-        assert_eq!(
-            server.http.requests().len(),
-            requests,
-            "no request before its time"
-        );
+        assert_eq!(device.upload().await.unwrap().waiting, Some(Wait::Until(until)));
+        assert_eq!(server.http.requests().len(), requests, "no request before its time");
         server.advance(retry.parse().unwrap());
     }
     // A server that is set up wrongly today may be right tomorrow: nothing is dropped.
@@ -172,11 +148,7 @@ async fn statuses_are_obeyed() {
     let out = device.upload().await.unwrap();
     assert_eq!((out.refused_events, out.waiting), (1, None));
     device.upload().await.unwrap();
-    let lost = server
-        .intake
-        .lock()
-        .unwrap()
-        .device_events(K::EventsDropped);
+    let lost = server.intake.lock().unwrap().device_events(K::EventsDropped);
     assert_eq!(lost.last().unwrap().reason.as_deref(), Some("http_400=1"));
 }
 
@@ -199,10 +171,7 @@ async fn too_large_batches_shrink_until_they_fit() {
 #[tokio::test]
 async fn half_a_year_offline_with_kills_keeps_the_newest_and_counts_the_rest() {
     let (mut server, mut home) = (Server::new(), Home::new());
-    home.queue = QueueLimits {
-        max_events: 500,
-        max_bytes: 1 << 20,
-    };
+    home.queue = QueueLimits { max_events: 500, max_bytes: 1 << 20 };
     let (mut device, _) = running(&mut server, &home).await;
     let before = server.intake.lock().unwrap().events.len() as u64;
     server.http.set_offline(true);
@@ -215,21 +184,11 @@ async fn half_a_year_offline_with_kills_keeps_the_newest_and_counts_the_rest() {
         for _ in 0..5 {
             device.record_interaction(answer()).unwrap();
         }
-        device
-            .record_crash(false, Some("signal_11".into()))
-            .unwrap();
+        device.record_crash(false, Some("signal_11".into())).unwrap();
         device.upload().await.unwrap();
     }
-    let size: u64 = tree(&home.path())
-        .iter()
-        .map(|(p, b)| {
-            if p.ends_with("queue.log") {
-                b.len() as u64
-            } else {
-                0
-            }
-        })
-        .sum();
+    let size: u64 =
+        tree(&home.path()).iter().map(|(p, b)| if p.ends_with("queue.log") { b.len() as u64 } else { 0 }).sum();
     assert!(size < 2 << 20, "{size}");
     server.http.set_offline(false);
     server.advance(86_400);
@@ -241,37 +200,14 @@ async fn half_a_year_offline_with_kills_keeps_the_newest_and_counts_the_rest() {
     let lost: u64 = intake
         .device_events(K::EventsDropped)
         .iter()
-        .map(|d| {
-            d.reason
-                .as_ref()
-                .unwrap()
-                .split_once('=')
-                .unwrap()
-                .1
-                .parse::<u64>()
-                .unwrap()
-        })
+        .map(|d| d.reason.as_ref().unwrap().split_once('=').unwrap().1.parse::<u64>().unwrap())
         .sum();
-    let arrived = intake
-        .events
-        .iter()
-        .filter(|e| !matches!(e, EventV1::Device(d) if d.event == K::EventsDropped));
-    assert_eq!(
-        arrived.count() as u64 - before + lost,
-        180 * 6,
-        "holes equal reported drops"
-    );
+    let arrived = intake.events.iter().filter(|e| !matches!(e, EventV1::Device(d) if d.event == K::EventsDropped));
+    assert_eq!(arrived.count() as u64 - before + lost, 180 * 6, "holes equal reported drops");
     assert!(lost > 300, "{lost}");
-    assert_eq!(
-        intake.device_events(K::Crashed).len(),
-        180,
-        "interactions go first"
-    );
+    assert_eq!(intake.device_events(K::Crashed).len(), 180, "interactions go first");
     let seqs: Vec<u64> = intake.batches.keys().map(|(_, s)| *s).collect();
-    assert_eq!(
-        seqs.len(),
-        seqs.iter().collect::<std::collections::BTreeSet<_>>().len()
-    );
+    assert_eq!(seqs.len(), seqs.iter().collect::<std::collections::BTreeSet<_>>().len());
 }
 
 #[tokio::test]
@@ -279,13 +215,9 @@ async fn the_request_rate_is_bounded_when_everything_fails() {
     let (mut server, home) = (Server::new(), Home::new());
     let (mut device, _) = running(&mut server, &home).await;
     device.record_interaction(answer()).unwrap();
-    server.http.on_request(|_| HttpResponse {
-        head: ResponseHead {
-            status: 500,
-            headers: vec![],
-        },
-        body: Default::default(),
-    });
+    server
+        .http
+        .on_request(|_| HttpResponse { head: ResponseHead { status: 500, headers: vec![] }, body: Default::default() });
     let before = server.http.requests().len();
     // The host's scheduler calls every minute for a day.
     for _ in 0..24 * 60 {
@@ -306,24 +238,14 @@ async fn index_changes_are_applied_hidden_and_kept() {
         )
     };
     let put = |since: u64, version: u64, changes: &[String]| {
-        let body = format!(
-            r#"{{"index_version":{version},"changes":[{}]}}"#,
-            changes.join(",")
-        );
-        server.http.put(
-            format!("{BASE}/v1/index/changes?since={since}"),
-            body.into_bytes(),
-        );
+        let body = format!(r#"{{"index_version":{version},"changes":[{}]}}"#, changes.join(","));
+        server.http.put(format!("{BASE}/v1/index/changes?since={since}"), body.into_bytes());
     };
     put(0, 2, &[chunk("a", 1, "null"), chunk("b", 1, "null")]);
     put(2, 2, &[]);
     assert!(device.sync_index().await.unwrap());
     assert!(!device.sync_index().await.unwrap());
-    put(
-        2,
-        3,
-        &[chunk("a", 2, r#"{"salt":"s","share_ppm":1000000}"#)],
-    );
+    put(2, 3, &[chunk("a", 2, r#"{"salt":"s","share_ppm":1000000}"#)]);
     put(3, 3, &[]);
     assert!(device.sync_index().await.unwrap());
     drop(device);
@@ -332,10 +254,7 @@ async fn index_changes_are_applied_hidden_and_kept() {
     assert!(!device.sync_index().await.unwrap());
     let ranked = device.index().nearest(&[1.0], 2);
     let hits = device.index().candidates(&ranked, 1, &device.install_id());
-    let seen: Vec<_> = hits
-        .iter()
-        .map(|c| (c.chunk.id.as_str(), c.chunk.version, c.hidden))
-        .collect();
+    let seen: Vec<_> = hits.iter().map(|c| (c.chunk.id.as_str(), c.chunk.version, c.hidden)).collect();
     assert_eq!(seen, [("a", 2, true), ("b", 1, false)]);
     // A server that began anew.
     put(3, 1, &[]);
@@ -343,9 +262,6 @@ async fn index_changes_are_applied_hidden_and_kept() {
     assert!(device.sync_index().await.unwrap());
     assert_eq!((device.index().version(), device.index().len()), (1, 1));
     put(1, 4, &["{".into()]);
-    assert!(matches!(
-        device.sync_index().await,
-        Err(SdkError::Malformed { .. })
-    ));
+    assert!(matches!(device.sync_index().await, Err(SdkError::Malformed { .. })));
     assert_eq!(device.index().version(), 1);
 }

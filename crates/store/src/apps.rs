@@ -135,29 +135,20 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Conflict`] when somebody else changed them, [`Error::NotFound`].
-    pub async fn app_settings_set(
-        &mut self,
-        app: &AppId,
-        version: i64,
-        settings: &AppSettings,
-    ) -> Result<i64> {
+    pub async fn app_settings_set(&mut self, app: &AppId, version: i64, settings: &AppSettings) -> Result<i64> {
         let at = self.at();
         let sql = "UPDATE apps SET settings = $3, version = version + 1, updated_at = $4 \
                    WHERE app_id = $1 AND version = $2";
-        let query =
-            q(sql).bind(app).bind(version).bind(json_text("settings", settings)?).bind(at);
+        let query = q(sql).bind(app).bind(version).bind(json_text("settings", settings)?).bind(at);
         if self.execute(query).await? == 1 {
             return Ok(version + 1);
         }
-        let now: Option<AppRow> =
-            self.fetch_opt(q(format!("{SELECT} WHERE app_id = $1")).bind(app)).await?;
+        let now: Option<AppRow> = self.fetch_opt(q(format!("{SELECT} WHERE app_id = $1")).bind(app)).await?;
         Err(match now {
             None => Error::not_found("app", app),
-            Some(row) => Error::conflict(
-                "app",
-                app,
-                format!("its settings are at version {}, not {version}", row.version),
-            ),
+            Some(row) => {
+                Error::conflict("app", app, format!("its settings are at version {}, not {version}", row.version))
+            }
         })
     }
 }

@@ -18,11 +18,7 @@ pub struct AttributionState {
 
 impl FromRow for AttributionState {
     fn from_row(row: &Row) -> Result<Self> {
-        Ok(Self {
-            blob: row.parsed("blob")?,
-            step: row.int("step")?,
-            updated_at: row.time("updated_at")?,
-        })
+        Ok(Self { blob: row.parsed("blob")?, step: row.int("step")?, updated_at: row.time("updated_at")? })
     }
 }
 
@@ -42,12 +38,7 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Conflict`] when another run wrote that step already.
-    pub async fn attribution_state_set(
-        &mut self,
-        app: &AppId,
-        from: i64,
-        blob: Digest,
-    ) -> Result<i64> {
+    pub async fn attribution_state_set(&mut self, app: &AppId, from: i64, blob: Digest) -> Result<i64> {
         let at = self.at();
         let changed = if from == 0 {
             let sql = "INSERT INTO attribution_state (app_id, blob, step, updated_at) \

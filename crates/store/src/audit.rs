@@ -73,8 +73,7 @@ pub enum AuditCheck {
 /// Hash before the first entry.
 const GENESIS: Digest = Digest([0; 32]);
 const PAGE: i64 = 1000;
-const SELECT: &str =
-    "SELECT app_id, seq, at, actor, action, subject, detail, prev_hash, hash FROM audit";
+const SELECT: &str = "SELECT app_id, seq, at, actor, action, subject, detail, prev_hash, hash FROM audit";
 
 fn entry_hash(prev: Digest, fields: [&str; 7]) -> Digest {
     let mut bytes = prev.0.to_vec();
@@ -87,10 +86,7 @@ fn entry_hash(prev: Digest, fields: [&str; 7]) -> Digest {
 
 fn row_hash(row: &AuditRow) -> Digest {
     let (seq, at) = (row.seq.to_string(), row.at.timestamp_micros().to_string());
-    entry_hash(
-        row.prev_hash,
-        [row.app_id.as_str(), &seq, &at, &row.actor, &row.action, &row.subject, &row.detail_text],
-    )
+    entry_hash(row.prev_hash, [row.app_id.as_str(), &seq, &at, &row.actor, &row.action, &row.subject, &row.detail_text])
 }
 
 impl Tx {
@@ -130,8 +126,7 @@ impl Tx {
             .bind(prev)
             .bind(hash);
         self.execute(query).await?;
-        self.execute(q("UPDATE audit_heads SET hash = $2 WHERE app_id = $1").bind(app).bind(hash))
-            .await?;
+        self.execute(q("UPDATE audit_heads SET hash = $2 WHERE app_id = $1").bind(app).bind(hash)).await?;
         Ok(AuditHead { seq, hash })
     }
 }
@@ -141,12 +136,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn audit_list(
-        &self,
-        app: &AppId,
-        before: Option<i64>,
-        limit: u32,
-    ) -> Result<Vec<AuditRow>> {
+    pub async fn audit_list(&self, app: &AppId, before: Option<i64>, limit: u32) -> Result<Vec<AuditRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND seq < $2 ORDER BY seq DESC LIMIT $3");
         self.fetch(q(sql).bind(app).bind(before.unwrap_or(i64::MAX)).bind(limit)).await
     }
@@ -176,9 +166,7 @@ impl Store {
     pub async fn audit_verify(&self, app: &AppId) -> Result<AuditCheck> {
         let head = self.audit_head(app).await?;
         let (mut next, mut prev) = (1, GENESIS);
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq LIMIT $4"
-        );
+        let sql = format!("{SELECT} WHERE app_id = $1 AND seq >= $2 AND seq <= $3 ORDER BY seq LIMIT $4");
         while next <= head.seq {
             let query = q(sql.clone()).bind(app).bind(next).bind(head.seq).bind(PAGE);
             let page: Vec<AuditRow> = self.fetch(query).await?;
@@ -207,4 +195,52 @@ impl Store {
 
 fn broken(seq: i64, reason: &str) -> AuditCheck {
     AuditCheck::Broken { seq, reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use serde_json::json;
+
+    /// A log of five entries, changed by `sql` behind the program's back.
+    async fn tampered(sql: &'static str) -> AuditCheck {
+        let scratch = Scratch::sqlite(None).await.unwrap();
+        let app: AppId = "shop".parse().unwrap();
+        let mut tx = scratch.store.begin(DateTime::default()).await.unwrap();
+        for i in 0..5 {
+            tx.audit_append(&app, "ann", "freeze", "chunk/1", &json!({"i": i})).await.unwrap();
+        }
+        tx.script(sql).await.unwrap();
+        tx.commit().await.unwrap();
+        scratch.store.audit_verify(&app).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_kind_of_tampering_is_found_where_it_is() {
+        let at = |check: AuditCheck| match check {
+            AuditCheck::Intact { .. } => 0,
+            AuditCheck::Broken { seq, .. } => seq,
+        };
+        assert_eq!(at(tampered("SELECT 1").await), 0);
+        assert_eq!(at(tampered("UPDATE audit SET detail = '{\"i\":9}' WHERE seq = 3").await), 3);
+        assert_eq!(at(tampered("UPDATE audit SET actor = 'bob' WHERE seq = 1").await), 1);
+        assert_eq!(at(tampered("UPDATE audit SET at = at + 1 WHERE seq = 4").await), 4);
+        assert_eq!(at(tampered("DELETE FROM audit WHERE seq = 2").await), 2);
+        assert_eq!(at(tampered("DELETE FROM audit WHERE seq = 5").await), 5);
+        let rewritten = "UPDATE audit SET prev_hash = hash WHERE seq = 2";
+        assert_eq!(at(tampered(rewritten).await), 2);
+        let cut = "DELETE FROM audit WHERE seq = 5; UPDATE audit_heads SET seq = 4";
+        assert_eq!(at(tampered(cut).await), 4);
+    }
+
+    #[test]
+    fn the_hash_is_the_documented_one() {
+        // SHA-256 of 32 zero bytes and seven empty fields (eight zero bytes each).
+        assert_eq!(entry_hash(GENESIS, [""; 7]), Digest::of(&[0u8; 32 + 56]));
+        assert_ne!(
+            entry_hash(GENESIS, ["ab", "c", "", "", "", "", ""]),
+            entry_hash(GENESIS, ["a", "bc", "", "", "", "", ""])
+        );
+    }
 }

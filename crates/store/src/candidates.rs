@@ -88,11 +88,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn candidate_get(
-        &self,
-        app: &AppId,
-        candidate: &CandidateId,
-    ) -> Result<Option<CandidateRow>> {
+    pub async fn candidate_get(&self, app: &AppId, candidate: &CandidateId) -> Result<Option<CandidateRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND candidate_id = $2");
         self.fetch_opt(q(sql).bind(app).bind(candidate)).await
     }
@@ -108,9 +104,7 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<CandidateRow>> {
         let which = state.map_or("$2 = ''", |_| "state = $2");
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 AND {which} ORDER BY created_at DESC, candidate_id LIMIT $3"
-        );
+        let sql = format!("{SELECT} WHERE app_id = $1 AND {which} ORDER BY created_at DESC, candidate_id LIMIT $3");
         let word = state.map_or("", CandidateState::as_str);
         self.fetch(q(sql).bind(app).bind(word).bind(limit)).await
     }
@@ -121,11 +115,7 @@ impl Tx {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn candidate_get(
-        &mut self,
-        app: &AppId,
-        candidate: &CandidateId,
-    ) -> Result<Option<CandidateRow>> {
+    pub async fn candidate_get(&mut self, app: &AppId, candidate: &CandidateId) -> Result<Option<CandidateRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND candidate_id = $2");
         self.fetch_opt(q(sql).bind(app).bind(candidate)).await
     }
@@ -136,8 +126,8 @@ impl Tx {
     /// [`Error::Conflict`] when the id names other bytes.
     pub async fn candidate_register(&mut self, app: &AppId, new: &NewCandidate) -> Result<bool> {
         let at = self.at();
-        let size = i64::try_from(new.size_bytes)
-            .map_err(|_| Error::invalid("candidate size", "it is beyond 2^63 bytes"))?;
+        let size =
+            i64::try_from(new.size_bytes).map_err(|_| Error::invalid("candidate size", "it is beyond 2^63 bytes"))?;
         let sql = "INSERT INTO candidates (app_id, candidate_id, state, kind, base, artefact, object_path, \
                    size_bytes, dataset, source, job_id, attempt, report, created_by, created_at, state_since) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $15) \
@@ -192,9 +182,7 @@ impl Tx {
         }
         Err(match self.candidate_get(app, candidate).await? {
             None => Error::not_found("candidate", candidate),
-            Some(c) => {
-                Error::conflict("candidate", candidate, format!("it is {}, not {from}", c.state))
-            }
+            Some(c) => Error::conflict("candidate", candidate, format!("it is {}, not {from}", c.state)),
         })
     }
 }

@@ -197,9 +197,7 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<ChunkRow>> {
         let which = state.map_or("$2 = ''", |_| "state = $2");
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 AND {which} AND chunk_id > $3 ORDER BY chunk_id LIMIT $4"
-        );
+        let sql = format!("{SELECT} WHERE app_id = $1 AND {which} AND chunk_id > $3 ORDER BY chunk_id LIMIT $4");
         let query = q(sql)
             .bind(app)
             .bind(state.map_or("", ChunkState::as_str))
@@ -212,11 +210,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn chunk_list_expired(
-        &self,
-        app: &AppId,
-        now: DateTime<Utc>,
-    ) -> Result<Vec<ChunkRow>> {
+    pub async fn chunk_list_expired(&self, app: &AppId, now: DateTime<Utc>) -> Result<Vec<ChunkRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND ttl_until <= $2 ORDER BY chunk_id");
         self.fetch(q(sql).bind(app).bind(now)).await
     }
@@ -225,11 +219,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn chunk_version_list(
-        &self,
-        app: &AppId,
-        chunk: &ChunkId,
-    ) -> Result<Vec<ChunkVersionRow>> {
+    pub async fn chunk_version_list(&self, app: &AppId, chunk: &ChunkId) -> Result<Vec<ChunkVersionRow>> {
         let sql = "SELECT version, source, text, text_digest, created_at FROM chunk_versions \
                    WHERE app_id = $1 AND chunk_id = $2 ORDER BY version";
         self.fetch(q(sql).bind(app).bind(chunk)).await
@@ -249,15 +239,8 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn index_change_list(
-        &self,
-        app: &AppId,
-        since: i64,
-        limit: u32,
-    ) -> Result<Vec<IndexChange>> {
-        let sql = format!(
-            "{CHANGES} WHERE app_id = $1 AND index_version > $2 ORDER BY index_version LIMIT $3"
-        );
+    pub async fn index_change_list(&self, app: &AppId, since: i64, limit: u32) -> Result<Vec<IndexChange>> {
+        let sql = format!("{CHANGES} WHERE app_id = $1 AND index_version > $2 ORDER BY index_version LIMIT $3");
         self.fetch(q(sql).bind(app).bind(since).bind(limit)).await
     }
 
@@ -265,12 +248,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn index_change_at(
-        &self,
-        app: &AppId,
-        chunk: &ChunkId,
-        at: i64,
-    ) -> Result<Option<IndexChange>> {
+    pub async fn index_change_at(&self, app: &AppId, chunk: &ChunkId, at: i64) -> Result<Option<IndexChange>> {
         let sql = format!(
             "{CHANGES} WHERE app_id = $1 AND chunk_id = $2 AND index_version <= $3 \
              ORDER BY index_version DESC LIMIT 1"
@@ -379,12 +357,7 @@ impl Tx {
         Ok(ChunkPut::Relabelled)
     }
 
-    async fn chunk_version_insert(
-        &mut self,
-        app: &AppId,
-        new: &NewChunk,
-        version: i64,
-    ) -> Result<()> {
+    async fn chunk_version_insert(&mut self, app: &AppId, new: &NewChunk, version: i64) -> Result<()> {
         let at = self.at();
         let sql = "INSERT INTO chunk_versions (app_id, chunk_id, version, source, text, text_digest, created_at) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7)";
@@ -412,10 +385,7 @@ impl Tx {
         change: &ChunkMove,
     ) -> Result<i64> {
         if !change.from.can_become(change.to) {
-            return Err(Error::invalid(
-                "chunk state",
-                format!("{} cannot become {}", change.from, change.to),
-            ));
+            return Err(Error::invalid("chunk state", format!("{} cannot become {}", change.from, change.to)));
         }
         let canary = matches!(change.to, ChunkState::CanaryFrozen | ChunkState::CanaryActive);
         if canary && (change.canary_salt.is_none() || change.canary_ppm == 0) {
@@ -443,10 +413,7 @@ impl Tx {
                 Some(c) => Error::conflict(
                     "chunk",
                     chunk,
-                    format!(
-                        "it is {} in version {}, not {} in version {version}",
-                        c.state, c.version, change.from
-                    ),
+                    format!("it is {} in version {}, not {} in version {version}", c.state, c.version, change.from),
                 ),
             });
         }

@@ -32,12 +32,7 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self {
-            readers: 4,
-            connections: 10,
-            acquire_timeout: Duration::from_secs(30),
-            lease_clock: None,
-        }
+        Self { readers: 4, connections: 10, acquire_timeout: Duration::from_secs(30), lease_clock: None }
     }
 }
 
@@ -79,9 +74,7 @@ async fn pool(options: &StoreOptions, url: &str, writer: bool, size: u32) -> Res
         .max_connections(size)
         .acquire_timeout(options.acquire_timeout)
         .after_connect(move |conn, _| {
-            Box::pin(async move {
-                conn.execute(sqlx::raw_sql(backend.session(writer))).await.map(|_| ())
-            })
+            Box::pin(async move { conn.execute(sqlx::raw_sql(backend.session(writer))).await.map(|_| ()) })
         })
         .connect_with(connect)
         .await?;
@@ -178,7 +171,9 @@ impl Store {
             return Ok(());
         };
         let before = self.inner.clock.clock.now_ms();
-        let Some(Micros(theirs)) = self.fetch_opt(q(sql)).await? else { return Ok(()) };
+        let Some(Micros(theirs)) = self.fetch_opt(q(sql)).await? else {
+            return Ok(());
+        };
         let after = self.inner.clock.clock.now_ms();
         let ours = (before + after) * 500;
         self.inner.clock.offset_us.store(theirs - ours, Ordering::Relaxed);
@@ -249,7 +244,11 @@ mod tests {
         let store = Store::connect(&url).await.unwrap();
         let mut conn = store.writer().acquire().await.unwrap();
         for (pragma, want) in [("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 30000)] {
-            let sql = format!("SELECT CAST(v.{0} AS INTEGER) AS n FROM pragma_{1} AS v", if pragma == "busy_timeout" { "timeout" } else { pragma }, pragma);
+            let sql = format!(
+                "SELECT CAST(v.{0} AS INTEGER) AS n FROM pragma_{1} AS v",
+                if pragma == "busy_timeout" { "timeout" } else { pragma },
+                pragma
+            );
             let Count(got) = q(sql).fetch_opt(&mut conn).await.unwrap().unwrap();
             assert_eq!(got, want, "{pragma}");
         }

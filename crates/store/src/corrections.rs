@@ -167,9 +167,7 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<CorrectionRow>> {
         let which = state.map_or("$2 = ''", |_| "state = $2");
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 AND {which} ORDER BY created_at, correction_id LIMIT $3"
-        );
+        let sql = format!("{SELECT} WHERE app_id = $1 AND {which} ORDER BY created_at, correction_id LIMIT $3");
         let word = state.map_or("", CorrectionState::as_str);
         self.fetch(q(sql).bind(app).bind(word).bind(limit)).await
     }
@@ -188,11 +186,7 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the correction is rejected or used already.
-    pub async fn correction_submit(
-        &mut self,
-        app: &AppId,
-        new: &NewCorrection,
-    ) -> Result<CorrectionRow> {
+    pub async fn correction_submit(&mut self, app: &AppId, new: &NewCorrection) -> Result<CorrectionRow> {
         let at = self.at();
         // The no-op update takes the row lock, so that two annotators at once are counted one after the other.
         let sql = "INSERT INTO corrections (app_id, correction_id, interaction_id, install_id, template_id, prompt, \
@@ -227,29 +221,18 @@ impl Tx {
         (row.state, row.corrected_answer) = decide(&votes);
         let sql = "UPDATE corrections SET state = $3, corrected_answer = $4 \
                    WHERE app_id = $1 AND correction_id = $2";
-        let query =
-            q(sql).bind(app).bind(&row.correction_id).bind(row.state).bind(&row.corrected_answer);
+        let query = q(sql).bind(app).bind(&row.correction_id).bind(row.state).bind(&row.corrected_answer);
         self.execute(query).await?;
         Ok(row)
     }
 
-    async fn correction_vote_put(
-        &mut self,
-        app: &AppId,
-        id: &str,
-        new: &NewCorrection,
-    ) -> Result<()> {
+    async fn correction_vote_put(&mut self, app: &AppId, id: &str, new: &NewCorrection) -> Result<()> {
         let at = self.at();
         let sql = "INSERT INTO correction_votes (app_id, correction_id, annotator, trusted, answer, at) \
                    VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (app_id, correction_id, annotator) DO UPDATE SET \
                    trusted = excluded.trusted, answer = excluded.answer, at = excluded.at";
-        let query = q(sql)
-            .bind(app)
-            .bind(id)
-            .bind(&new.annotator)
-            .bind(new.trusted)
-            .bind(&new.corrected_answer)
-            .bind(at);
+        let query =
+            q(sql).bind(app).bind(id).bind(&new.annotator).bind(new.trusted).bind(&new.corrected_answer).bind(at);
         self.execute(query).await.map(|_| ())
     }
 
@@ -257,12 +240,7 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::NotFound`].
-    pub async fn correction_spans_set(
-        &mut self,
-        app: &AppId,
-        id: &str,
-        spans: &Value,
-    ) -> Result<()> {
+    pub async fn correction_spans_set(&mut self, app: &AppId, id: &str, spans: &Value) -> Result<()> {
         let sql = "UPDATE corrections SET spans = $3 WHERE app_id = $1 AND correction_id = $2";
         match self.execute(q(sql).bind(app).bind(id).bind(json_text("spans", spans)?)).await? {
             0 => Err(Error::not_found("correction", id)),
@@ -291,12 +269,7 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Conflict`] when one of them is no longer accepted.
-    pub async fn correction_mark_used(
-        &mut self,
-        app: &AppId,
-        ids: &[String],
-        dataset: Digest,
-    ) -> Result<()> {
+    pub async fn correction_mark_used(&mut self, app: &AppId, ids: &[String], dataset: Digest) -> Result<()> {
         for id in ids {
             let (from, to) = (CorrectionState::Accepted, CorrectionState::Used);
             self.correction_finish(app, id, from, to, None, Some(dataset)).await?;
@@ -316,8 +289,7 @@ impl Tx {
         let at = self.at();
         let sql = "UPDATE corrections SET state = $4, reason = COALESCE($5, reason), dataset = $6, updated_at = $7 \
                    WHERE app_id = $1 AND correction_id = $2 AND state = $3";
-        let query =
-            q(sql).bind(app).bind(id).bind(from).bind(to).bind(reason).bind(dataset).bind(at);
+        let query = q(sql).bind(app).bind(id).bind(from).bind(to).bind(reason).bind(dataset).bind(at);
         match self.execute(query).await? {
             0 => Err(Error::conflict("correction", id, format!("it is not {from}"))),
             _ => Ok(()),
@@ -329,11 +301,7 @@ impl Tx {
     ///
     /// # Errors
     /// Those of the statements.
-    pub async fn correction_erase(
-        &mut self,
-        app: &AppId,
-        install: InstallId,
-    ) -> Result<Vec<Digest>> {
+    pub async fn correction_erase(&mut self, app: &AppId, install: InstallId) -> Result<Vec<Digest>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND install_id = $2");
         let rows: Vec<CorrectionRow> = self.fetch(q(sql).bind(app).bind(install)).await?;
         let at = self.at();
@@ -341,8 +309,7 @@ impl Tx {
             let sql = "UPDATE corrections SET prompt = '', wrong_answer = '', corrected_answer = '', spans = NULL, \
                        state = $3, reason = 'erased on request', updated_at = $4 \
                        WHERE app_id = $1 AND correction_id = $2";
-            let query =
-                q(sql).bind(app).bind(&row.correction_id).bind(CorrectionState::Rejected).bind(at);
+            let query = q(sql).bind(app).bind(&row.correction_id).bind(CorrectionState::Rejected).bind(at);
             self.execute(query).await?;
             let sql = "DELETE FROM correction_votes WHERE app_id = $1 AND correction_id = $2";
             self.execute(q(sql).bind(app).bind(&row.correction_id)).await?;

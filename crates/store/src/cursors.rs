@@ -13,8 +13,7 @@ impl FromRow for Version {
     }
 }
 
-const SELECT: &str =
-    "SELECT delta_version FROM cursors WHERE app_id = $1 AND step = $2 AND table_name = $3";
+const SELECT: &str = "SELECT delta_version FROM cursors WHERE app_id = $1 AND step = $2 AND table_name = $3";
 
 impl Store {
     /// The Delta version up to which `step` has read `table` (inclusive); `None` before the first run.
@@ -22,8 +21,7 @@ impl Store {
     /// # Errors
     /// Those of the query.
     pub async fn cursor_get(&self, app: &AppId, step: &str, table: &str) -> Result<Option<i64>> {
-        let row: Option<Version> =
-            self.fetch_opt(q(SELECT).bind(app).bind(step).bind(table)).await?;
+        let row: Option<Version> = self.fetch_opt(q(SELECT).bind(app).bind(step).bind(table)).await?;
         Ok(row.map(|v| v.0))
     }
 }
@@ -34,14 +32,7 @@ impl Tx {
     /// # Errors
     /// [`Error::Conflict`] when another run of the step moved it meanwhile: throw the work away and read again.
     /// [`Error::Invalid`] when it would move backwards.
-    pub async fn cursor_set(
-        &mut self,
-        app: &AppId,
-        step: &str,
-        table: &str,
-        from: Option<i64>,
-        to: i64,
-    ) -> Result<()> {
+    pub async fn cursor_set(&mut self, app: &AppId, step: &str, table: &str, from: Option<i64>, to: i64) -> Result<()> {
         if from.is_some_and(|f| to < f) {
             return Err(Error::invalid("cursor", format!("{to} lies before {from:?}")));
         }
@@ -55,8 +46,7 @@ impl Tx {
             Some(from) => {
                 let sql = "UPDATE cursors SET delta_version = $4, updated_at = $5 \
                            WHERE app_id = $1 AND step = $2 AND table_name = $3 AND delta_version = $6";
-                let query =
-                    q(sql).bind(app).bind(step).bind(table).bind(to).bind(at).bind(from);
+                let query = q(sql).bind(app).bind(step).bind(table).bind(to).bind(at).bind(from);
                 self.execute(query).await?
             }
         };

@@ -77,12 +77,7 @@ impl Tx {
         let at = self.at();
         let sql = "INSERT INTO datasets (app_id, digest, object_path, counts, created_at) \
                    VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
-        let query = q(sql)
-            .bind(app)
-            .bind(digest)
-            .bind(object_path)
-            .bind(json_text("counts", counts)?)
-            .bind(at);
+        let query = q(sql).bind(app).bind(digest).bind(object_path).bind(json_text("counts", counts)?).bind(at);
         if self.execute(query).await? == 1 {
             return Ok(true);
         }

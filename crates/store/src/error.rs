@@ -32,11 +32,7 @@ impl Error {
     pub(crate) fn not_found(what: &'static str, id: impl std::fmt::Display) -> Self {
         Self::NotFound { what, id: id.to_string() }
     }
-    pub(crate) fn conflict(
-        what: &'static str,
-        id: impl std::fmt::Display,
-        detail: impl Into<String>,
-    ) -> Self {
+    pub(crate) fn conflict(what: &'static str, id: impl std::fmt::Display, detail: impl Into<String>) -> Self {
         Self::Conflict { what, id: id.to_string(), detail: detail.into() }
     }
     pub(crate) fn invalid(what: &'static str, detail: impl Into<String>) -> Self {
@@ -93,19 +89,12 @@ impl From<Error> for types::Error {
         let text = e.to_string();
         match e {
             Error::NotFound { .. } => Self::not_found("not_found", text),
-            Error::Conflict { .. } => Self::conflict(
-                "state_conflict",
-                text,
-                "read the current state and decide again",
-            ),
+            Error::Conflict { .. } => Self::conflict("state_conflict", text, "read the current state and decide again"),
             Error::Invalid { .. } => Self::invalid("invalid", text, "correct the request"),
-            Error::Unavailable(cause) => Self::new(
-                types::ErrorKind::Unavailable,
-                "database_unavailable",
-                text,
-                "try again in a few seconds",
-            )
-            .with_inside(cause),
+            Error::Unavailable(cause) => {
+                Self::new(types::ErrorKind::Unavailable, "database_unavailable", text, "try again in a few seconds")
+                    .with_inside(cause)
+            }
             Error::Corrupt { .. } => Self::internal(text),
             Error::Database(cause) => Self::internal(format!("{text}: {cause}")),
         }

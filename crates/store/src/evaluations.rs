@@ -61,14 +61,8 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn evaluation_list(
-        &self,
-        app: &AppId,
-        candidate: &CandidateId,
-    ) -> Result<Vec<EvaluationRow>> {
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 AND candidate_id = $2 ORDER BY created_at DESC, evaluation_id"
-        );
+    pub async fn evaluation_list(&self, app: &AppId, candidate: &CandidateId) -> Result<Vec<EvaluationRow>> {
+        let sql = format!("{SELECT} WHERE app_id = $1 AND candidate_id = $2 ORDER BY created_at DESC, evaluation_id");
         self.fetch(q(sql).bind(app).bind(candidate)).await
     }
 }
@@ -98,8 +92,7 @@ impl Tx {
             return Ok(true);
         }
         let sql = format!("{SELECT} WHERE app_id = $1 AND evaluation_id = $2");
-        let row: Option<EvaluationRow> =
-            self.fetch_opt(q(sql).bind(app).bind(&new.evaluation_id)).await?;
+        let row: Option<EvaluationRow> = self.fetch_opt(q(sql).bind(app).bind(&new.evaluation_id)).await?;
         match row {
             Some(r) if r.verdict == new.verdict && r.candidate_id == new.candidate_id => Ok(false),
             _ => Err(Error::conflict(

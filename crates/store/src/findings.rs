@@ -94,11 +94,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn finding_get(
-        &self,
-        app: &AppId,
-        finding: &FindingId,
-    ) -> Result<Option<FindingRow>> {
+    pub async fn finding_get(&self, app: &AppId, finding: &FindingId) -> Result<Option<FindingRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND finding_id = $2");
         self.fetch_opt(q(sql).bind(app).bind(finding)).await
     }
@@ -107,16 +103,9 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn finding_list(
-        &self,
-        app: &AppId,
-        state: Option<FindingState>,
-        limit: u32,
-    ) -> Result<Vec<FindingRow>> {
+    pub async fn finding_list(&self, app: &AppId, state: Option<FindingState>, limit: u32) -> Result<Vec<FindingRow>> {
         let which = state.map_or("$2 = ''", |_| "state = $2");
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 AND {which} ORDER BY opened_at DESC, finding_id LIMIT $3"
-        );
+        let sql = format!("{SELECT} WHERE app_id = $1 AND {which} ORDER BY opened_at DESC, finding_id LIMIT $3");
         let word = state.map_or("", FindingState::as_str);
         self.fetch(q(sql).bind(app).bind(word).bind(limit)).await
     }
@@ -175,9 +164,7 @@ impl Tx {
         let now: Option<FindingRow> = self.fetch_opt(q(sql).bind(app).bind(finding)).await?;
         Err(match now {
             None => Error::not_found("finding", finding),
-            Some(f) => {
-                Error::conflict("finding", finding, format!("it is {}, not {from}", f.state))
-            }
+            Some(f) => Error::conflict("finding", finding, format!("it is {}, not {from}", f.state)),
         })
     }
 }

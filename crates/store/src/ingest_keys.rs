@@ -58,21 +58,11 @@ impl Tx {
     /// # Errors
     /// [`Error::Conflict`] when the key belongs to another app or was revoked; [`Error::Invalid`] when the app does
     /// not exist.
-    pub async fn ingest_key_create(
-        &mut self,
-        app: &AppId,
-        name: &str,
-        secret: &Secret,
-    ) -> Result<IngestKeyRow> {
+    pub async fn ingest_key_create(&mut self, app: &AppId, name: &str, secret: &Secret) -> Result<IngestKeyRow> {
         let at = self.at();
         let sql = "INSERT INTO ingest_keys (key_id, app_id, name, secret, created_at) \
                    VALUES ($1, $2, $3, $4, $5) ON CONFLICT (secret) DO NOTHING";
-        let query = q(sql)
-            .bind(crate::ids::fresh("key"))
-            .bind(app)
-            .bind(name)
-            .bind(secret.digest())
-            .bind(at);
+        let query = q(sql).bind(crate::ids::fresh("key")).bind(app).bind(name).bind(secret.digest()).bind(at);
         self.execute(query).await?;
         let row: Option<IngestKeyRow> =
             self.fetch_opt(q(format!("{SELECT} WHERE secret = $1")).bind(secret.digest())).await?;

@@ -25,15 +25,10 @@ impl Tx {
     ///
     /// # Errors
     /// Those of the statement.
-    pub async fn lease_acquire(
-        &mut self,
-        name: &str,
-        owner: &str,
-        ttl: Duration,
-    ) -> Result<Option<Lease>> {
+    pub async fn lease_acquire(&mut self, name: &str, owner: &str, ttl: Duration) -> Result<Option<Lease>> {
         let now = self.lease_now_us();
-        let ttl_us = i64::try_from(ttl.as_micros())
-            .map_err(|_| Error::invalid("lease", "its length is beyond 2^63 µs"))?;
+        let ttl_us =
+            i64::try_from(ttl.as_micros()).map_err(|_| Error::invalid("lease", "its length is beyond 2^63 µs"))?;
         let sql = "INSERT INTO leases (name, owner, token, expires_at) VALUES ($1, $2, 1, $3) \
                    ON CONFLICT (name) DO UPDATE SET \
                    token = leases.token + CASE WHEN leases.owner = excluded.owner THEN 0 ELSE 1 END, \

@@ -75,9 +75,8 @@ impl Store {
     /// # Errors
     /// Those of the query.
     pub async fn mail_list(&self, app: &AppId, limit: u32) -> Result<Vec<MailRow>> {
-        let sql = format!(
-            "SELECT {COLUMNS} FROM mail_outbox WHERE app_id = $1 ORDER BY created_at DESC, mail_id LIMIT $2"
-        );
+        let sql =
+            format!("SELECT {COLUMNS} FROM mail_outbox WHERE app_id = $1 ORDER BY created_at DESC, mail_id LIMIT $2");
         self.fetch(q(sql).bind(app).bind(limit)).await
     }
 }
@@ -152,20 +151,14 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the lease was lost.
-    pub async fn mail_failed(
-        &mut self,
-        mail: &MailRow,
-        error: &str,
-        retry_in: Option<Duration>,
-    ) -> Result<MailState> {
+    pub async fn mail_failed(&mut self, mail: &MailRow, error: &str, retry_in: Option<Duration>) -> Result<MailState> {
         let wait = retry_in.filter(|_| mail.attempt < mail.max_attempts);
         let to = if wait.is_some() { MailState::Queued } else { MailState::Dead };
         let wait_us = i64::try_from(wait.unwrap_or_default().as_micros()).unwrap_or(i64::MAX);
         let run_at = self.lease_now_us().saturating_add(wait_us);
         let sql = "UPDATE mail_outbox SET state = $3, run_at = $4, last_error = $5, lease_owner = NULL, \
                    lease_expires_at = NULL WHERE mail_id = $1 AND attempt = $2 AND state = 'sending'";
-        let query =
-            q(sql).bind(&mail.mail_id).bind(mail.attempt).bind(to).bind(run_at).bind(error);
+        let query = q(sql).bind(&mail.mail_id).bind(mail.attempt).bind(to).bind(run_at).bind(error);
         self.mail_fenced(mail, query).await.map(|()| to)
     }
 

@@ -72,9 +72,7 @@ impl Store {
     /// Those of the query.
     pub async fn migration_list(&self) -> Result<Vec<Migration>> {
         let table = match self.backend() {
-            crate::Backend::Sqlite => {
-                "SELECT COUNT(*) AS n FROM sqlite_master WHERE name = 'schema_migrations'"
-            }
+            crate::Backend::Sqlite => "SELECT COUNT(*) AS n FROM sqlite_master WHERE name = 'schema_migrations'",
             crate::Backend::Postgres => {
                 "SELECT COUNT(*) AS n FROM pg_tables WHERE tablename = 'schema_migrations' \
                  AND schemaname = current_schema()"
@@ -123,4 +121,43 @@ fn check_known(row: &Applied, known: &[(i64, &str, &str)]) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    async fn after(sql: &'static str) -> Result<()> {
+        let scratch = Scratch::sqlite(None).await?;
+        let mut tx = scratch.store.begin(DateTime::default()).await?;
+        tx.script(sql).await?;
+        tx.commit().await?;
+        scratch.store.migrate().await
+    }
+
+    #[tokio::test]
+    async fn edited_and_unknown_migrations_are_refused() {
+        after("SELECT 1").await.unwrap();
+        let edited = after("UPDATE schema_migrations SET digest = 'x'").await.unwrap_err();
+        assert!(edited.to_string().contains("never edited"), "{edited}");
+        let newer = "INSERT INTO schema_migrations VALUES (99, 'later', 'x')";
+        let newer = after(newer).await.unwrap_err();
+        assert!(newer.to_string().contains("newer than this program"), "{newer}");
+    }
+
+    #[test]
+    fn both_back_ends_have_the_same_tables() {
+        use crate::Backend;
+        let (lite, pg) = (Backend::Sqlite.migrations(), Backend::Postgres.migrations());
+        assert_eq!(lite.len(), pg.len());
+        for ((v, name, lite), (w, other, pg)) in lite.iter().zip(pg) {
+            assert_eq!((v, name), (w, other));
+            let plain = |text: &str| {
+                let body = text.split_once("CREATE TABLE").map_or(text, |(_, rest)| rest);
+                body.replace("BIGINT", "INTEGER").replace(" STRICT;", ";")
+            };
+            assert_eq!(plain(lite), plain(pg), "migration {v}");
+        }
+    }
 }

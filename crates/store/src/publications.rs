@@ -39,11 +39,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn publication_get(
-        &self,
-        app: &AppId,
-        channel: &str,
-    ) -> Result<Option<PublicationRow>> {
+    pub async fn publication_get(&self, app: &AppId, channel: &str) -> Result<Option<PublicationRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND channel = $2");
         self.fetch_opt(q(sql).bind(app).bind(channel)).await
     }
@@ -54,13 +50,7 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Conflict`] when another version is the newest by now.
-    pub async fn publication_set(
-        &mut self,
-        app: &AppId,
-        channel: &str,
-        from: i64,
-        body: &str,
-    ) -> Result<i64> {
+    pub async fn publication_set(&mut self, app: &AppId, channel: &str, from: i64, body: &str) -> Result<i64> {
         let at = self.at();
         let sql = if from == 0 {
             "INSERT INTO publications (app_id, channel, version, digest, body, updated_at) \
@@ -69,13 +59,7 @@ impl Tx {
             "UPDATE publications SET version = version + 1, digest = $4, body = $5, updated_at = $6 \
              WHERE app_id = $1 AND channel = $2 AND version = $3"
         };
-        let query = q(sql)
-            .bind(app)
-            .bind(channel)
-            .bind(from)
-            .bind(Digest::of(body.as_bytes()))
-            .bind(body)
-            .bind(at);
+        let query = q(sql).bind(app).bind(channel).bind(from).bind(Digest::of(body.as_bytes())).bind(body).bind(at);
         match self.execute(query).await? {
             0 => Err(Error::conflict("publication", channel, format!("{from} is not its newest version"))),
             _ => Ok(from + 1),

@@ -52,10 +52,7 @@ impl Query {
     }
 
     /// Runs and returns the first row.
-    pub(crate) async fn fetch_opt<T: FromRow>(
-        self,
-        conn: &mut AnyConnection,
-    ) -> Result<Option<T>> {
+    pub(crate) async fn fetch_opt<T: FromRow>(self, conn: &mut AnyConnection) -> Result<Option<T>> {
         Ok(self.fetch(conn).await?.into_iter().next())
     }
 }
@@ -204,9 +201,7 @@ impl Row {
         serde_json::from_str(&self.text(c)?).map_err(|e| corrupt(c, e))
     }
     pub(crate) fn opt_json<T: DeserializeOwned>(&self, c: &str) -> Result<Option<T>> {
-        self.opt_text(c)?
-            .map(|t| serde_json::from_str(&t).map_err(|e| corrupt(c, e)))
-            .transpose()
+        self.opt_text(c)?.map(|t| serde_json::from_str(&t).map_err(|e| corrupt(c, e))).transpose()
     }
 }
 

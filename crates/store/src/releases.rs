@@ -81,11 +81,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn release_list(
-        &self,
-        app: &AppId,
-        state: Option<ReleaseState>,
-    ) -> Result<Vec<ReleaseRow>> {
+    pub async fn release_list(&self, app: &AppId, state: Option<ReleaseState>) -> Result<Vec<ReleaseRow>> {
         let which = state.map_or("$2 = ''", |_| "state = $2");
         let sql = format!("{SELECT} WHERE app_id = $1 AND {which} ORDER BY requested_at, manifest");
         self.fetch(q(sql).bind(app).bind(state.map_or("", ReleaseState::as_str))).await
@@ -111,8 +107,8 @@ impl Tx {
     /// [`Error::Conflict`] when it was refused before.
     pub async fn release_request(&mut self, app: &AppId, new: &NewRelease) -> Result<Digest> {
         let digest = Digest::of(new.manifest_text.as_bytes());
-        let epoch = i64::try_from(new.security_epoch)
-            .map_err(|_| Error::invalid("security epoch", "it is beyond 2^63"))?;
+        let epoch =
+            i64::try_from(new.security_epoch).map_err(|_| Error::invalid("security epoch", "it is beyond 2^63"))?;
         let at = self.at();
         let sql = "INSERT INTO releases (app_id, manifest, manifest_text, kind, candidate_id, security_epoch, state, \
                    requested_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING";
@@ -131,11 +127,9 @@ impl Tx {
         let sql = format!("{SELECT} WHERE app_id = $1 AND manifest = $2");
         let row: Option<ReleaseRow> = self.fetch_opt(q(sql).bind(app).bind(digest)).await?;
         match row {
-            Some(r) if r.state == ReleaseState::Refused => Err(Error::conflict(
-                "release",
-                digest,
-                format!("it was refused: {}", r.reason.unwrap_or_default()),
-            )),
+            Some(r) if r.state == ReleaseState::Refused => {
+                Err(Error::conflict("release", digest, format!("it was refused: {}", r.reason.unwrap_or_default())))
+            }
             _ => Ok(digest),
         }
     }

@@ -35,22 +35,15 @@ impl FromRow for PlanRow {
     }
 }
 
-const SELECT: &str =
-    "SELECT rollout_id, generation, parent, digest, plan, created_at FROM rollout_plans";
+const SELECT: &str = "SELECT rollout_id, generation, parent, digest, plan, created_at FROM rollout_plans";
 
 impl Store {
     /// The newest plan of a rollout.
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn rollout_plan_latest(
-        &self,
-        app: &AppId,
-        rollout: &RolloutId,
-    ) -> Result<Option<PlanRow>> {
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 AND rollout_id = $2 ORDER BY generation DESC LIMIT 1"
-        );
+    pub async fn rollout_plan_latest(&self, app: &AppId, rollout: &RolloutId) -> Result<Option<PlanRow>> {
+        let sql = format!("{SELECT} WHERE app_id = $1 AND rollout_id = $2 ORDER BY generation DESC LIMIT 1");
         self.fetch_opt(q(sql).bind(app).bind(rollout)).await
     }
 
@@ -58,11 +51,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn rollout_plan_list(
-        &self,
-        app: &AppId,
-        rollout: &RolloutId,
-    ) -> Result<Vec<PlanRow>> {
+    pub async fn rollout_plan_list(&self, app: &AppId, rollout: &RolloutId) -> Result<Vec<PlanRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND rollout_id = $2 ORDER BY generation");
         self.fetch(q(sql).bind(app).bind(rollout)).await
     }
@@ -83,11 +72,7 @@ impl Tx {
         let sql = "UPDATE rollouts SET generation = generation + 1 \
                    WHERE app_id = $1 AND rollout_id = $2 AND generation = $3";
         if self.execute(q(sql).bind(app).bind(rollout).bind(parent)).await? == 0 {
-            return Err(Error::conflict(
-                "rollout",
-                rollout,
-                format!("its plan is no longer of generation {parent}"),
-            ));
+            return Err(Error::conflict("rollout", rollout, format!("its plan is no longer of generation {parent}")));
         }
         let text = json_text("plan", plan)?;
         let at = self.at();

@@ -72,16 +72,9 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn rollout_request_list(
-        &self,
-        app: &AppId,
-        rollout: &RolloutId,
-        open: bool,
-    ) -> Result<Vec<RequestRow>> {
+    pub async fn rollout_request_list(&self, app: &AppId, rollout: &RolloutId, open: bool) -> Result<Vec<RequestRow>> {
         let which = if open { "AND state = 'open'" } else { "" };
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 AND rollout_id = $2 {which} ORDER BY created_at, request_id"
-        );
+        let sql = format!("{SELECT} WHERE app_id = $1 AND rollout_id = $2 {which} ORDER BY created_at, request_id");
         self.fetch(q(sql).bind(app).bind(rollout)).await
     }
 
@@ -89,11 +82,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn rollout_approver_list(
-        &self,
-        app: &AppId,
-        rollout: &RolloutId,
-    ) -> Result<Vec<String>> {
+    pub async fn rollout_approver_list(&self, app: &AppId, rollout: &RolloutId) -> Result<Vec<String>> {
         struct Who(String);
         impl FromRow for Who {
             fn from_row(row: &Row) -> Result<Self> {
@@ -102,11 +91,7 @@ impl Store {
         }
         let sql = "SELECT DISTINCT who FROM rollout_requests WHERE app_id = $1 AND rollout_id = $2 \
                    AND verb = $3 AND state <> $4 ORDER BY who";
-        let query = q(sql)
-            .bind(app)
-            .bind(rollout)
-            .bind(RequestVerb::Approve)
-            .bind(RequestState::Refused);
+        let query = q(sql).bind(app).bind(rollout).bind(RequestVerb::Approve).bind(RequestState::Refused);
         Ok(self.fetch::<Who>(query).await?.into_iter().map(|w| w.0).collect())
     }
 }
@@ -158,8 +143,7 @@ impl Tx {
         let at = self.at();
         let sql = "UPDATE rollout_requests SET state = $4, answer = $5, decided_at = $6 \
                    WHERE app_id = $1 AND request_id = $2 AND state = $3";
-        let query =
-            q(sql).bind(app).bind(request_id).bind(RequestState::Open).bind(to).bind(answer).bind(at);
+        let query = q(sql).bind(app).bind(request_id).bind(RequestState::Open).bind(to).bind(answer).bind(at);
         match self.execute(query).await? {
             0 => Err(Error::conflict("rollout request", request_id, "it is not open")),
             _ => Ok(()),

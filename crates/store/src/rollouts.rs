@@ -89,19 +89,14 @@ impl FromRow for VerdictRow {
 
 const SELECT: &str = "SELECT app_id, rollout_id, candidate_id, treatment, control, state, generation, policy, reason, \
     created_by, created_at, state_since FROM rollouts";
-const VERDICTS: &str =
-    "SELECT rollout_id, look, gate, generation, verdict, numbers, at FROM rollout_verdicts";
+const VERDICTS: &str = "SELECT rollout_id, look, gate, generation, verdict, numbers, at FROM rollout_verdicts";
 
 impl Store {
     /// The rollout.
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn rollout_get(
-        &self,
-        app: &AppId,
-        rollout: &RolloutId,
-    ) -> Result<Option<RolloutRow>> {
+    pub async fn rollout_get(&self, app: &AppId, rollout: &RolloutId) -> Result<Option<RolloutRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND rollout_id = $2");
         self.fetch_opt(q(sql).bind(app).bind(rollout)).await
     }
@@ -110,20 +105,9 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn rollout_list(
-        &self,
-        app: &AppId,
-        open: bool,
-        limit: u32,
-    ) -> Result<Vec<RolloutRow>> {
-        let which = if open {
-            "AND state NOT IN ('rolled_back', 'complete', 'superseded')"
-        } else {
-            ""
-        };
-        let sql = format!(
-            "{SELECT} WHERE app_id = $1 {which} ORDER BY created_at DESC, rollout_id LIMIT $2"
-        );
+    pub async fn rollout_list(&self, app: &AppId, open: bool, limit: u32) -> Result<Vec<RolloutRow>> {
+        let which = if open { "AND state NOT IN ('rolled_back', 'complete', 'superseded')" } else { "" };
+        let sql = format!("{SELECT} WHERE app_id = $1 {which} ORDER BY created_at DESC, rollout_id LIMIT $2");
         self.fetch(q(sql).bind(app).bind(limit)).await
     }
 
@@ -131,11 +115,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn rollout_verdict_list(
-        &self,
-        app: &AppId,
-        rollout: &RolloutId,
-    ) -> Result<Vec<VerdictRow>> {
+    pub async fn rollout_verdict_list(&self, app: &AppId, rollout: &RolloutId) -> Result<Vec<VerdictRow>> {
         let sql = format!("{VERDICTS} WHERE app_id = $1 AND rollout_id = $2 ORDER BY look, gate");
         self.fetch(q(sql).bind(app).bind(rollout)).await
     }
@@ -146,11 +126,7 @@ impl Tx {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn rollout_get(
-        &mut self,
-        app: &AppId,
-        rollout: &RolloutId,
-    ) -> Result<Option<RolloutRow>> {
+    pub async fn rollout_get(&mut self, app: &AppId, rollout: &RolloutId) -> Result<Option<RolloutRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND rollout_id = $2");
         self.fetch_opt(q(sql).bind(app).bind(rollout)).await
     }

@@ -138,8 +138,7 @@ impl Store {
     /// # Errors
     /// Those of the query.
     pub async fn schedule_get(&self, app: &AppId, name: &str) -> Result<Option<ScheduleRow>> {
-        self.fetch_opt(q(format!("{SELECT} WHERE app_id = $1 AND name = $2")).bind(app).bind(name))
-            .await
+        self.fetch_opt(q(format!("{SELECT} WHERE app_id = $1 AND name = $2")).bind(app).bind(name)).await
     }
 
     /// Every schedule of the app, by name.
@@ -163,15 +162,8 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn schedule_run_list(
-        &self,
-        app: &AppId,
-        schedule_id: &str,
-        limit: u32,
-    ) -> Result<Vec<RunRow>> {
-        let sql = format!(
-            "{RUNS} WHERE app_id = $1 AND schedule_id = $2 ORDER BY scheduled_for DESC LIMIT $3"
-        );
+    pub async fn schedule_run_list(&self, app: &AppId, schedule_id: &str, limit: u32) -> Result<Vec<RunRow>> {
+        let sql = format!("{RUNS} WHERE app_id = $1 AND schedule_id = $2 ORDER BY scheduled_for DESC LIMIT $3");
         self.fetch(q(sql).bind(app).bind(schedule_id).bind(limit)).await
     }
 }
@@ -182,8 +174,7 @@ impl Tx {
     /// # Errors
     /// Those of the query.
     pub async fn schedule_get(&mut self, app: &AppId, name: &str) -> Result<Option<ScheduleRow>> {
-        self.fetch_opt(q(format!("{SELECT} WHERE app_id = $1 AND name = $2")).bind(app).bind(name))
-            .await
+        self.fetch_opt(q(format!("{SELECT} WHERE app_id = $1 AND name = $2")).bind(app).bind(name)).await
     }
 
     /// Creates the schedule or replaces the one of that name; its id stays. The jobs crate has checked it.
@@ -244,8 +235,7 @@ impl Tx {
         let at = self.at();
         let sql = "UPDATE schedules SET enabled = $3, next_slot = $4, due_at = $5, updated_at = $6 \
                    WHERE app_id = $1 AND name = $2";
-        let query =
-            q(sql).bind(app).bind(name).bind(enabled).bind(next_slot).bind(due_at).bind(at);
+        let query = q(sql).bind(app).bind(name).bind(enabled).bind(next_slot).bind(due_at).bind(at);
         match self.execute(query).await? {
             0 => Err(Error::not_found("schedule", name)),
             _ => Ok(()),
@@ -298,14 +288,8 @@ impl Tx {
         let at = self.at();
         let sql = "INSERT INTO schedule_runs (schedule_id, scheduled_for, app_id, outcome, reason, job_id, decided_at) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING";
-        let query = q(sql)
-            .bind(schedule_id)
-            .bind(scheduled_for)
-            .bind(app)
-            .bind(outcome)
-            .bind(reason)
-            .bind(job)
-            .bind(at);
+        let query =
+            q(sql).bind(schedule_id).bind(scheduled_for).bind(app).bind(outcome).bind(reason).bind(job).bind(at);
         Ok(self.execute(query).await? == 1)
     }
 }

@@ -50,7 +50,9 @@ impl Scratch {
     /// # Errors
     /// Those of the server.
     pub async fn postgres(clock: Option<Arc<dyn LeaseClock>>) -> Result<Option<Self>> {
-        let Ok(server) = std::env::var(POSTGRES_URL) else { return Ok(None) };
+        let Ok(server) = std::env::var(POSTGRES_URL) else {
+            return Ok(None);
+        };
         let schema = crate::ids::fresh("t").replace('-', "_");
         admin(&server, format!("CREATE SCHEMA {schema}")).await?;
         let joint = if server.contains('?') { '&' } else { '?' };

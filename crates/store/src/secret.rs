@@ -1,7 +1,7 @@
 //! Secrets that are shown once and kept as a digest: API tokens and ingest keys. 256 random bits need no slow hash.
 
 use flywheel_types::Digest;
-use rand::{CryptoRng, RngCore};
+use rand::CryptoRng;
 use std::fmt;
 
 /// A secret in clear. `Debug` hides it; print it once with [`Secret::reveal`].
@@ -11,7 +11,7 @@ pub struct Secret(String);
 impl Secret {
     /// Draws 32 bytes from `rng`; `prefix` makes leaked secrets easy to find (`fwt_` tokens, `fwk_` ingest keys).
     #[must_use]
-    pub fn draw(prefix: &str, rng: &mut (impl RngCore + CryptoRng)) -> Self {
+    pub fn draw(prefix: &str, rng: &mut impl CryptoRng) -> Self {
         let mut bytes = [0u8; 32];
         rng.fill_bytes(&mut bytes);
         Self(format!("{prefix}{}", hex::encode(bytes)))

@@ -54,11 +54,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn template_get(
-        &self,
-        app: &AppId,
-        template: &TemplateId,
-    ) -> Result<Option<TemplateRow>> {
+    pub async fn template_get(&self, app: &AppId, template: &TemplateId) -> Result<Option<TemplateRow>> {
         let sql = format!("{SELECT} WHERE app_id = $1 AND template_id = $2");
         self.fetch_opt(q(sql).bind(app).bind(template)).await
     }

@@ -57,8 +57,7 @@ pub struct NewToken {
     pub expires_at: Option<DateTime<Utc>>,
 }
 
-const SELECT: &str =
-    "SELECT token_id, app_id, name, role, created_at, expires_at, revoked_at FROM tokens";
+const SELECT: &str = "SELECT token_id, app_id, name, role, created_at, expires_at, revoked_at FROM tokens";
 
 impl Store {
     /// The token that a caller presented, whatever its state: ask [`TokenRow::allows`]. This is the one finder
@@ -76,8 +75,7 @@ impl Store {
     /// Those of the query.
     pub async fn token_list(&self, app: Option<&AppId>) -> Result<Vec<TokenRow>> {
         let query = match app {
-            Some(app) => q(format!("{SELECT} WHERE app_id = $1 ORDER BY created_at DESC, token_id"))
-                .bind(app),
+            Some(app) => q(format!("{SELECT} WHERE app_id = $1 ORDER BY created_at DESC, token_id")).bind(app),
             None => q(format!("{SELECT} WHERE app_id IS NULL ORDER BY created_at DESC, token_id")),
         };
         self.fetch(query).await
@@ -120,9 +118,7 @@ impl Tx {
     pub async fn token_revoke(&mut self, app: Option<&AppId>, token_id: &str) -> Result<()> {
         let at = self.at();
         let scope = if app.is_some() { "app_id = $3" } else { "$3 IS NULL" };
-        let sql = format!(
-            "UPDATE tokens SET revoked_at = $2 WHERE token_id = $1 AND revoked_at IS NULL AND {scope}"
-        );
+        let sql = format!("UPDATE tokens SET revoked_at = $2 WHERE token_id = $1 AND revoked_at IS NULL AND {scope}");
         match self.execute(q(sql).bind(token_id).bind(at).bind(app)).await? {
             0 => Err(Error::not_found("token", token_id)),
             _ => Ok(()),

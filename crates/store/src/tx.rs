@@ -50,10 +50,7 @@ impl Tx {
     /// COMMIT with a silent rollback.
     pub async fn commit(self) -> Result<()> {
         if self.broken {
-            return Err(Error::invalid(
-                "transaction",
-                "a statement failed in it; begin again instead of committing",
-            ));
+            return Err(Error::invalid("transaction", "a statement failed in it; begin again instead of committing"));
         }
         self.inner.commit().await?;
         if self.wake {

@@ -41,7 +41,9 @@ impl Buffers {
     #[must_use]
     pub fn range(&self, table: Table, after: u64, upto: u64) -> Vec<RecordBatch> {
         let inner = self.lock();
-        let Some(queue) = inner.tables.get(table as usize) else { return Vec::new() };
+        let Some(queue) = inner.tables.get(table as usize) else {
+            return Vec::new();
+        };
         queue.iter().filter(|(seq, _)| *seq > after && *seq <= upto).map(|(_, b)| b.clone()).collect()
     }
 

@@ -110,10 +110,7 @@ pub struct Attrs(pub Vec<(String, String)>);
 
 impl Attrs {
     fn fields() -> Fields {
-        Fields::from(vec![
-            Field::new("key", DataType::Utf8, false),
-            Field::new("value", DataType::Utf8, true),
-        ])
+        Fields::from(vec![Field::new("key", DataType::Utf8, false), Field::new("value", DataType::Utf8, true)])
     }
 }
 

@@ -201,11 +201,8 @@ mod tests {
         let near = stamps(now, Some(event), Some(Micros::from(t("2026-03-01T11:30:00Z"))));
         assert_eq!(near.occurred_at, event);
         // The device believes it is 1970; the event was 10 minutes before sending.
-        let off = stamps(
-            now,
-            Some(Micros::from(t("1970-01-02T00:00:00Z"))),
-            Some(Micros::from(t("1970-01-02T00:10:00Z"))),
-        );
+        let off =
+            stamps(now, Some(Micros::from(t("1970-01-02T00:00:00Z"))), Some(Micros::from(t("1970-01-02T00:10:00Z"))));
         assert_eq!(off.occurred_at, Micros::from(t("2026-03-01T11:50:00Z")));
         assert_eq!(off.event_at, Some(Micros::from(t("1970-01-02T00:00:00Z"))));
     }

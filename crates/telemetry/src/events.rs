@@ -8,9 +8,7 @@ use crate::disposition::Kind;
 use crate::mask::mask;
 use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow};
 use chrono::{DateTime, Utc};
-use flywheel_types::wire::{
-    AssignedArmV1, DeviceEventV1, DeviceFactsV1, EventV1, FeedbackV1, InteractionV1,
-};
+use flywheel_types::wire::{AssignedArmV1, DeviceEventV1, DeviceFactsV1, EventV1, FeedbackV1, InteractionV1};
 use flywheel_types::{Error, InstallId};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -84,8 +82,7 @@ fn decode_lines(ctx: &Context<'_>, lines: bool, text: &str) -> Result<Decoded, E
         install_id: Option<InstallId>,
     }
     let device = DeviceFactsV1::default();
-    let records: Vec<&str> =
-        if lines { text.lines().filter(|l| !l.trim().is_empty()).collect() } else { vec![text] };
+    let records: Vec<&str> = if lines { text.lines().filter(|l| !l.trim().is_empty()).collect() } else { vec![text] };
     if records.len() > ctx.limits.records {
         return Err(too_many(records.len(), ctx.limits.records));
     }
@@ -137,18 +134,17 @@ fn kind_of(raw: &str) -> Kind {
 /// Rollout, phase and arm of an assignment.
 fn arm(a: Option<&AssignedArmV1>) -> (Option<String>, Option<i32>, Option<String>) {
     match a {
-        Some(a) => (
-            Some(a.rollout_id.as_str().to_owned()),
-            i32::try_from(a.phase).ok(),
-            Some(a.arm.as_str().to_owned()),
-        ),
+        Some(a) => {
+            (Some(a.rollout_id.as_str().to_owned()), i32::try_from(a.phase).ok(), Some(a.arm.as_str().to_owned()))
+        }
         None => (None, None, None),
     }
 }
 
 fn interaction(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, index: usize, x: InteractionV1) {
     if x.retrieval.len() > ctx.limits.chunks {
-        let detail = format!("event {index}: {} retrieved chunks, {} is the limit", x.retrieval.len(), ctx.limits.chunks);
+        let detail =
+            format!("event {index}: {} retrieved chunks, {} is the limit", x.retrieval.len(), ctx.limits.chunks);
         return out.quarantine(Kind::Interaction, "too_many_chunks", detail);
     }
     let mut texts = (None, None);
@@ -225,10 +221,8 @@ fn feedback(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, x: Feedba
     let st = stamps(ctx.now, Some(x.at.into()), shared.sent_at);
     let reason = x.reason.as_deref().map(|r| {
         let masked = mask(r);
-        let cut = (0..=masked.len().min(ctx.limits.attribute_bytes))
-            .rev()
-            .find(|i| masked.is_char_boundary(*i))
-            .unwrap_or(0);
+        let cut =
+            (0..=masked.len().min(ctx.limits.attribute_bytes)).rev().find(|i| masked.is_char_boundary(*i)).unwrap_or(0);
         masked[..cut].to_owned()
     });
     out.feedback.push(FeedbackRow {
@@ -354,7 +348,8 @@ mod tests {
 
     #[test]
     fn feedback_alias_and_lines() {
-        let one = r#"{"interaction_id":"i-1","at":"2026-03-01T10:00:00Z","label":"rejected","reason":"mail a@b.example"}"#;
+        let one =
+            r#"{"interaction_id":"i-1","at":"2026-03-01T10:00:00Z","label":"rejected","reason":"mail a@b.example"}"#;
         let got = with(Endpoint::Feedback, Sender::ANONYMOUS, |c| decode(c, false, one.as_bytes())).unwrap();
         assert_eq!(got.feedback[0].reason.as_deref(), Some("mail [email]"));
         let two = format!("{one}\n\nnot json\n{}\n", one.replace("i-1", "i-2"));

@@ -37,7 +37,9 @@ pub fn mask(text: &str) -> Cow<'_, str> {
     if digits < 9 && !has_at {
         return Cow::Borrowed(text);
     }
-    let Some(p) = patterns() else { return Cow::Borrowed("[withheld]") };
+    let Some(p) = patterns() else {
+        return Cow::Borrowed("[withheld]");
+    };
     let mut out = Cow::Borrowed(text);
     if has_at {
         out = replace(out, &p.email, |_| Some("[email]"));

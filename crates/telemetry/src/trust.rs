@@ -25,17 +25,16 @@ impl Sender {
 /// # Errors
 /// `bad_signature` (unauthenticated) when one header is there without the other, when either is not base64 of the
 /// right length, when the key is weak, or when the signature does not fit. Never downgrades to anonymous.
-pub fn verify(
-    app: &AppId,
-    signature: Option<&str>,
-    public_key: Option<&str>,
-    body: &[u8],
-) -> Result<Sender, Error> {
+pub fn verify(app: &AppId, signature: Option<&str>, public_key: Option<&str>, body: &[u8]) -> Result<Sender, Error> {
     let (signature, public_key) = match (signature, public_key) {
         (None, None) => return Ok(Sender::ANONYMOUS),
         (Some(s), Some(k)) => (s, k),
-        (Some(_), None) => return Err(refused(format!("`{SIGNATURE_HEADER}` without `{PUBLIC_KEY_HEADER}`"))),
-        (None, Some(_)) => return Err(refused(format!("`{PUBLIC_KEY_HEADER}` without `{SIGNATURE_HEADER}`"))),
+        (Some(_), None) => {
+            return Err(refused(format!("`{SIGNATURE_HEADER}` without `{PUBLIC_KEY_HEADER}`")));
+        }
+        (None, Some(_)) => {
+            return Err(refused(format!("`{PUBLIC_KEY_HEADER}` without `{SIGNATURE_HEADER}`")));
+        }
     };
     let key_bytes: [u8; 32] = fixed(public_key, PUBLIC_KEY_HEADER)?;
     let sig_bytes: [u8; 64] = fixed(signature, SIGNATURE_HEADER)?;

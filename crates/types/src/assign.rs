@@ -96,9 +96,8 @@ pub enum Predicate {
 impl Predicate {
     #[must_use]
     pub fn matches(&self, facts: &DeviceFactsV1) -> bool {
-        let among = |fact: &Option<String>, values: &[String]| {
-            fact.as_ref().is_some_and(|f| values.iter().any(|v| v == f))
-        };
+        let among =
+            |fact: &Option<String>, values: &[String]| fact.as_ref().is_some_and(|f| values.iter().any(|v| v == f));
         match self {
             Self::ClassIn { values } => among(&facts.class, values),
             Self::SocIn { values } => among(&facts.soc, values),
@@ -192,10 +191,7 @@ impl AssignmentV1 {
                 continue;
             }
             if r.ring.contains(install) {
-                return Decision {
-                    retry_failed: r.retry_failed,
-                    ..plain(Some(r.treatment_bundle))
-                };
+                return Decision { retry_failed: r.retry_failed, ..plain(Some(r.treatment_bundle)) };
             }
             if !r.eligible.iter().all(|p| p.matches(facts)) {
                 continue;

@@ -2,8 +2,8 @@
 //! `LeaseClock` drives leases, heartbeats and network time-outs and is always real.
 
 use chrono::{DateTime, Utc};
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// The clock of policies: what the fleet experienced. May be virtual in simulations and tests.
 pub trait BusinessClock: Send + Sync {

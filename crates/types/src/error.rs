@@ -76,12 +76,7 @@ pub struct Error {
 
 impl Error {
     #[must_use]
-    pub fn new(
-        kind: ErrorKind,
-        code: &'static str,
-        message: impl Into<String>,
-        hint: impl Into<String>,
-    ) -> Self {
+    pub fn new(kind: ErrorKind, code: &'static str, message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { kind, code, message: message.into(), hint: hint.into(), inside: None }
     }
     /// Attaches text for the log that the caller must not see.

@@ -26,10 +26,7 @@ fn check(text: &str) -> Result<(), IdError> {
     if text.len() > 128 {
         return Err(IdError::TooLong(text.len()));
     }
-    match text
-        .chars()
-        .find(|c| !(c.is_ascii_alphanumeric() || "._:/@-".contains(*c)))
-    {
+    match text.chars().find(|c| !(c.is_ascii_alphanumeric() || "._:/@-".contains(*c))) {
         Some(bad) => Err(IdError::BadCharacter(bad)),
         None => Ok(()),
     }
@@ -189,10 +186,7 @@ mod tests {
     #[test]
     fn digest_round_trips_and_is_strict() {
         let d = Digest::of(b"");
-        assert_eq!(
-            d.to_hex(),
-            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-        );
+        assert_eq!(d.to_hex(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
         assert_eq!(d.to_hex().parse::<Digest>().unwrap(), d);
         assert!(d.to_hex().to_uppercase().parse::<Digest>().is_err());
         assert!("00".parse::<Digest>().is_err());

@@ -11,8 +11,5 @@ pub mod wire;
 
 pub use clock::{BusinessClock, LeaseClock, VirtualClock};
 pub use error::{Error, ErrorKind};
-pub use id::{
-    AppId, CandidateId, ChunkId, Digest, FindingId, InstallId, InteractionId, JobId, RolloutId,
-    TemplateId,
-};
+pub use id::{AppId, CandidateId, ChunkId, Digest, FindingId, InstallId, InteractionId, JobId, RolloutId, TemplateId};
 pub use state::*;

@@ -69,10 +69,7 @@ struct Bet {
 
 fn bet(alternative: (f64, f64), null: (f64, f64)) -> Bet {
     let pair = |a: f64, s: f64| ((a / s).ln(), ((1.0 - a) / (1.0 - s)).ln());
-    Bet {
-        shown: pair(alternative.0, null.0),
-        hidden: pair(alternative.1, null.1),
-    }
+    Bet { shown: pair(alternative.0, null.0), hidden: pair(alternative.1, null.1) }
 }
 
 /// Point on the line `θ_s − θ_h = delta` nearest to `(a, b)`: the root of the derivative of
@@ -100,11 +97,7 @@ impl Canary {
     pub(crate) fn new(epoch: u32, since_hour: u32, hidden_share: f64) -> Self {
         let h = hidden_share.clamp(0.01, 0.99);
         let many = |ratio: f64| (ratio.round() as u32).clamp(1, LARGEST_BLOCK);
-        let block = if h <= 0.5 {
-            (many((1.0 - h) / h), 1)
-        } else {
-            (1, many(h / (1.0 - h)))
-        };
+        let block = if h <= 0.5 { (many((1.0 - h) / h), 1) } else { (1, many(h / (1.0 - h))) };
         Self {
             epoch,
             since_hour,
@@ -120,10 +113,7 @@ impl Canary {
         let m = (f64::from(self.block.0), f64::from(self.block.1));
         Bets {
             helps: HELPS.iter().map(|a| bet(*a, project(*a, m, 0.0))).collect(),
-            no_help: NO_HELP
-                .iter()
-                .map(|a| bet(*a, project(*a, m, delta)))
-                .collect(),
+            no_help: NO_HELP.iter().map(|a| bet(*a, project(*a, m, delta))).collect(),
         }
     }
 
@@ -146,14 +136,8 @@ impl Canary {
             let hidden: Vec<bool> = self.waiting_hidden.drain(..mh).collect();
             let grow = |log: &mut Vec<f64>, bets: &[Bet]| {
                 for (l, b) in log.iter_mut().zip(bets) {
-                    *l += shown
-                        .iter()
-                        .map(|f| if *f { b.shown.0 } else { b.shown.1 })
-                        .sum::<f64>();
-                    *l += hidden
-                        .iter()
-                        .map(|f| if *f { b.hidden.0 } else { b.hidden.1 })
-                        .sum::<f64>();
+                    *l += shown.iter().map(|f| if *f { b.shown.0 } else { b.shown.1 }).sum::<f64>();
+                    *l += hidden.iter().map(|f| if *f { b.hidden.0 } else { b.hidden.1 }).sum::<f64>();
                 }
             };
             grow(&mut self.log_helps, &bets.helps);
@@ -163,10 +147,7 @@ impl Canary {
 
     /// The same evidence with people renumbered.
     pub(crate) fn with_users(&self, user: impl Fn(u32) -> u32) -> Self {
-        Self {
-            users: self.users.iter().map(|u| user(*u)).collect(),
-            ..self.clone()
-        }
+        Self { users: self.users.iter().map(|u| user(*u)).collect(), ..self.clone() }
     }
 
     pub(crate) fn report(&self) -> CanaryReport {
@@ -201,20 +182,10 @@ mod tests {
                 for j in 1..40 {
                     let (s, h) = (f64::from(i) / 40.0, f64::from(j) / 40.0);
                     if s <= h {
-                        assert!(
-                            bets.helps
-                                .iter()
-                                .all(|b| mean(b, c.block, s, h) <= 1.0 + 1e-6),
-                            "{s} {h}"
-                        );
+                        assert!(bets.helps.iter().all(|b| mean(b, c.block, s, h) <= 1.0 + 1e-6), "{s} {h}");
                     }
                     if s - h >= 0.1 {
-                        assert!(
-                            bets.no_help
-                                .iter()
-                                .all(|b| mean(b, c.block, s, h) <= 1.0 + 1e-6),
-                            "{s} {h}"
-                        );
+                        assert!(bets.no_help.iter().all(|b| mean(b, c.block, s, h) <= 1.0 + 1e-6), "{s} {h}");
                     }
                 }
             }
@@ -236,14 +207,8 @@ mod tests {
         };
         let guilty = run(18, 3);
         assert_eq!((guilty.shown, guilty.hidden), (1350, 150));
-        assert!(
-            guilty.log_e_helps > 100f64.ln() && guilty.log_e_no_help < 0.0,
-            "{guilty:?}"
-        );
+        assert!(guilty.log_e_helps > 100f64.ln() && guilty.log_e_no_help < 0.0, "{guilty:?}");
         let innocent = run(3, 3);
-        assert!(
-            innocent.log_e_helps < 0.0 && innocent.log_e_no_help > 20f64.ln(),
-            "{innocent:?}"
-        );
+        assert!(innocent.log_e_helps < 0.0 && innocent.log_e_no_help > 20f64.ln(), "{innocent:?}");
     }
 }

@@ -29,10 +29,7 @@ pub(crate) fn co_retrieval(table: &PatternTable, chunks: usize) -> CoRetrieval {
             }
         }
     }
-    let mut pairs: Vec<_> = map
-        .into_iter()
-        .map(|(k, n)| (((k >> 32) as u32, (k & 0xffff_ffff) as u32), n))
-        .collect();
+    let mut pairs: Vec<_> = map.into_iter().map(|(k, n)| (((k >> 32) as u32, (k & 0xffff_ffff) as u32), n)).collect();
     pairs.sort_unstable();
     CoRetrieval { rows, pairs }
 }
@@ -59,13 +56,7 @@ pub(crate) fn communities(co: &CoRetrieval, rounds: usize, min_size: usize) -> (
     dense_labels(&label, &co.rows, min_size)
 }
 
-fn propagate(
-    adjacent: &[Vec<(u32, f64)>],
-    strength: &[f64],
-    total: f64,
-    rounds: usize,
-    label: &mut [u32],
-) {
+fn propagate(adjacent: &[Vec<(u32, f64)>], strength: &[f64], total: f64, rounds: usize, label: &mut [u32]) {
     let mut mass = strength.to_vec();
     let mut gain: Vec<(u32, f64)> = Vec::new();
     for _ in 0..rounds {
@@ -150,14 +141,7 @@ mod tests {
     use super::*;
 
     fn cell() -> Cell {
-        Cell {
-            epoch: 0,
-            template: 0,
-            bundle: 0,
-            device_class: 0,
-            locale: 0,
-            bucket: 0,
-        }
+        Cell { epoch: 0, template: 0, bundle: 0, device_class: 0, locale: 0, bucket: 0 }
     }
 
     #[test]
@@ -179,10 +163,6 @@ mod tests {
         assert_ne!(l[0], l[4]);
         assert_eq!(l[9], NO_COMMUNITY, "a chunk never retrieved has no topic");
         assert_eq!(row_community(&l, &[4, 0, 1]), l[0]);
-        assert_eq!(
-            row_community(&l, &[4, 0]),
-            l[4],
-            "ties go to the better rank"
-        );
+        assert_eq!(row_community(&l, &[4, 0]), l[4], "ties go to the better rank");
     }
 }

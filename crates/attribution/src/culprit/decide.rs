@@ -3,8 +3,8 @@
 use super::explain;
 use super::policy::{AttributionPolicyV1, FreezePolicyV1};
 use super::report::{
-    Buddy, ChunkContext, ChunkInfo, FreezePrecision, Proposal, StepReport, SubjectKind,
-    SuspectReport, TraceShare, Transition,
+    Buddy, ChunkContext, ChunkInfo, FreezePrecision, Proposal, StepReport, SubjectKind, SuspectReport, TraceShare,
+    Transition,
 };
 use super::state::{AttributionState, Bench};
 use super::suspect::{e_bh, log_adjusted};
@@ -29,10 +29,9 @@ pub(crate) fn report(
     let templates = suspects(policy, state, SubjectKind::Template);
     report.hypotheses = (chunks.len() + templates.len()) as u32;
     report.proposals = Decider::new(policy, context).chunk_proposals(&chunks);
-    report
-        .proposals
-        .extend(canary_proposals(policy, state, context, &chunks));
-    report.proposals.extend(templates.iter().filter(|s| s.0.significant).map(|s| Proposal {
+    report.proposals.extend(canary_proposals(policy, state, context, &chunks));
+    report.proposals.extend(templates.iter().filter(|s| s.0.significant).map(|s| {
+        Proposal {
         kind: SubjectKind::Template,
         name: s.0.name.clone(),
         transition: Transition::NeedsPerson {
@@ -41,56 +40,34 @@ pub(crate) fn report(
         },
         automatic: false,
         reason: s.0.explanation.clone(),
+    }
     }));
     report.suspects = chunks.into_iter().chain(templates).map(|s| s.0).collect();
     report.suspects.sort_by(|a, b| {
-        b.log_e_trimmed
-            .total_cmp(&a.log_e_trimmed)
-            .then(b.z.total_cmp(&a.z))
-            .then(a.name.cmp(&b.name))
+        b.log_e_trimmed.total_cmp(&a.log_e_trimmed).then(b.z.total_cmp(&a.z)).then(a.name.cmp(&b.name))
     });
 }
 
 /// A suspect's report and whether it is rejected at the stricter level for a freeze without a canary.
 struct Judged(SuspectReport, bool, bool);
 
-fn suspects(
-    policy: &AttributionPolicyV1,
-    state: &AttributionState,
-    kind: SubjectKind,
-) -> Vec<Judged> {
+fn suspects(policy: &AttributionPolicyV1, state: &AttributionState, kind: SubjectKind) -> Vec<Judged> {
     let (bench, names): (&Bench, &Interner) = match kind {
         SubjectKind::Chunk => (&state.chunks, &state.names.chunk),
         SubjectKind::Template => (&state.templates, &state.names.template),
     };
     let live: Vec<_> = bench.suspects.iter().collect();
     let decision: Vec<f64> = live.iter().map(|s| log_adjusted(s.1.max_log_e)).collect();
-    let strict: Vec<f64> = live
-        .iter()
-        .map(|s| log_adjusted(s.1.max_log_e_strict))
-        .collect();
+    let strict: Vec<f64> = live.iter().map(|s| log_adjusted(s.1.max_log_e_strict)).collect();
     let significant = e_bh(&decision, policy.freeze.alpha_canary);
     let certain = e_bh(&strict, policy.freeze.alpha_freeze);
-    let total: f64 = bench
-        .lens
-        .scores
-        .iter()
-        .map(|s| s.exposures)
-        .sum::<f64>()
-        .max(1.0);
+    let total: f64 = bench.lens.scores.iter().map(|s| s.exposures).sum::<f64>().max(1.0);
     live.iter()
         .enumerate()
         .map(|(i, &(&id, s))| {
-            let score = bench
-                .lens
-                .scores
-                .get(id as usize)
-                .copied()
-                .unwrap_or_default();
+            let score = bench.lens.scores.get(id as usize).copied().unwrap_or_default();
             let q = bench.lens.q.get(id as usize).copied().unwrap_or(0.0);
-            let around = (kind == SubjectKind::Chunk)
-                .then(|| state.surroundings.get(&id))
-                .flatten();
+            let around = (kind == SubjectKind::Chunk).then(|| state.surroundings.get(&id)).flatten();
             let community = state.labels.get(id as usize).copied().filter(|l| *l > 0);
             let mut r = SuspectReport {
                 kind,
@@ -112,30 +89,18 @@ fn suspects(
                 log_e_trimmed: s.log_e(policy.trim_keyed, policy.trim_attested),
                 log_e_decision: decision[i],
                 significant: significant[i],
-                community: if kind == SubjectKind::Chunk {
-                    community
-                } else {
-                    None
-                },
+                community: if kind == SubjectKind::Chunk { community } else { None },
                 confounded_with_topic: around.is_some_and(|a| a.confounded),
-                not_separable: around.map_or_else(Vec::new, |a| {
-                    a.twins.iter().map(|t| names.name(*t).to_owned()).collect()
-                }),
+                not_separable: around
+                    .map_or_else(Vec::new, |a| a.twins.iter().map(|t| names.name(*t).to_owned()).collect()),
                 buddies: around.map_or_else(Vec::new, |a| {
-                    let buddy = |b: &(u32, f64)| Buddy {
-                        name: names.name(b.0).to_owned(),
-                        share: b.1,
-                    };
+                    let buddy = |b: &(u32, f64)| Buddy { name: names.name(b.0).to_owned(), share: b.1 };
                     a.buddies.iter().map(buddy).collect()
                 }),
                 top_traces: s
                     .examples
                     .iter()
-                    .map(|e| TraceShare {
-                        interaction: e.interaction.clone(),
-                        share: e.share,
-                        rank: e.rank,
-                    })
+                    .map(|e| TraceShare { interaction: e.interaction.clone(), share: e.share, rank: e.rank })
                     .collect(),
                 canary: state
                     .canaries
@@ -154,11 +119,7 @@ fn suspects(
 fn automation_on(policy: &FreezePolicyV1, context: &ChunkContext) -> bool {
     context.automation == Automation::Act
         && !policy.kill_switch
-        && !precision_lost(
-            context.precision,
-            policy.alpha_canary,
-            policy.precision_min_judged,
-        )
+        && !precision_lost(context.precision, policy.alpha_canary, policy.precision_min_judged)
 }
 
 /// The precision meter: true when `refuted` of the judged freezes is too many for a false-discovery rate of
@@ -189,30 +150,16 @@ struct Decider<'a> {
 }
 
 fn is_hidden(s: ChunkState) -> bool {
-    matches!(
-        s,
-        ChunkState::CanaryFrozen
-            | ChunkState::Frozen
-            | ChunkState::ReembedQueued
-            | ChunkState::Shadow
-    )
+    matches!(s, ChunkState::CanaryFrozen | ChunkState::Frozen | ChunkState::ReembedQueued | ChunkState::Shadow)
 }
 
 impl<'a> Decider<'a> {
     fn new(policy: &'a AttributionPolicyV1, context: &'a ChunkContext) -> Self {
         let f = &policy.freeze;
-        let served = || {
-            context
-                .chunks
-                .values()
-                .filter(|c| c.state != ChunkState::Retired)
-        };
+        let served = || context.chunks.values().filter(|c| c.state != ChunkState::Retired);
         let n = served().count() as f64;
         let hidden = served().filter(|c| is_hidden(c.state));
-        let today = hidden
-            .clone()
-            .filter(|c| c.since_hour + 24 > context.now_hour)
-            .count() as i64;
+        let today = hidden.clone().filter(|c| c.since_hour + 24 > context.now_hour).count() as i64;
         let mut collections: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
         for c in served() {
             if let Some(name) = &c.collection {
@@ -237,11 +184,7 @@ impl<'a> Decider<'a> {
     fn chunk_proposals(mut self, suspects: &[Judged]) -> Vec<Proposal> {
         let mut order: Vec<&Judged> = suspects.iter().collect();
         let avoided = |j: &Judged| j.0.q_hat * j.0.exposures as f64;
-        order.sort_by(|a, b| {
-            avoided(b)
-                .total_cmp(&avoided(a))
-                .then(a.0.name.cmp(&b.0.name))
-        });
+        order.sort_by(|a, b| avoided(b).total_cmp(&avoided(a)).then(a.0.name.cmp(&b.0.name)));
         let mut out = Vec::new();
         for j in order {
             let context = self.context;
@@ -249,13 +192,7 @@ impl<'a> Decider<'a> {
                 continue;
             };
             if let Some((transition, automatic, reason)) = self.one(j, info) {
-                out.push(Proposal {
-                    kind: SubjectKind::Chunk,
-                    name: j.0.name.clone(),
-                    transition,
-                    automatic,
-                    reason,
-                });
+                out.push(Proposal { kind: SubjectKind::Chunk, name: j.0.name.clone(), transition, automatic, reason });
             }
         }
         out
@@ -264,23 +201,15 @@ impl<'a> Decider<'a> {
     fn one(&mut self, j: &Judged, info: &ChunkInfo) -> Option<(Transition, bool, String)> {
         let Judged(s, certain, _) = j;
         if info.state == ChunkState::Active {
-            let on =
-                self.context.automation != Automation::Observe && !self.policy.freeze.kill_switch;
+            let on = self.context.automation != Automation::Observe && !self.policy.freeze.kill_switch;
             return Some((Transition::MarkSuspect, on, s.explanation.clone()));
         }
         if !matches!(info.state, ChunkState::Suspect | ChunkState::CanaryFrozen) || !s.significant {
             return None;
         }
         if !s.not_separable.is_empty() {
-            let why = format!(
-                "not separable from {}: they are never retrieved apart",
-                s.not_separable.join(", ")
-            );
-            return Some((
-                Transition::NeedsPerson { why },
-                false,
-                s.explanation.clone(),
-            ));
+            let why = format!("not separable from {}: they are never retrieved apart", s.not_separable.join(", "));
+            return Some((Transition::NeedsPerson { why }, false, s.explanation.clone()));
         }
         if !self.enough_evidence(s) {
             return None;
@@ -297,13 +226,7 @@ impl<'a> Decider<'a> {
             }
             let fits = self.take_budget(s);
             let reason = budget_note(fits, &s.explanation);
-            return Some((
-                Transition::CanaryFreeze {
-                    share_ppm: f.canary_share_ppm,
-                },
-                auto && fits,
-                reason,
-            ));
+            return Some((Transition::CanaryFreeze { share_ppm: f.canary_share_ppm }, auto && fits, reason));
         }
         None
     }
@@ -311,20 +234,16 @@ impl<'a> Decider<'a> {
     fn freeze(&mut self, j: &Judged, info: &ChunkInfo, auto: bool) -> (Transition, bool, String) {
         let Judged(s, _, one_locale) = j;
         let mut why = self.person_reasons(s, info, *one_locale);
-        if s.canary
-            .is_some_and(|c| c.log_e_no_help >= self.policy.freeze.canary_refute_e.ln())
-        {
-            why.push("hiding it does not help: the topic fails with and without it, so the text is wrong or missing".into());
+        if s.canary.is_some_and(|c| c.log_e_no_help >= self.policy.freeze.canary_refute_e.ln()) {
+            why.push(
+                "hiding it does not help: the topic fails with and without it, so the text is wrong or missing".into(),
+            );
         }
         if !why.is_empty() {
             return needs_person(s, why);
         }
         let fits = info.state == ChunkState::CanaryFrozen || self.take_budget(s);
-        (
-            Transition::Freeze,
-            auto && fits,
-            budget_note(fits, &s.explanation),
-        )
+        (Transition::Freeze, auto && fits, budget_note(fits, &s.explanation))
     }
 
     fn enough_evidence(&self, s: &SuspectReport) -> bool {
@@ -337,19 +256,14 @@ impl<'a> Decider<'a> {
 
     fn coverage_reason(&self, info: &ChunkInfo) -> String {
         let loss = info.coverage_loss.unwrap_or(0.0);
-        format!(
-            "hiding it leaves {:.1} % of the affected queries without any chunk",
-            100.0 * loss
-        )
+        format!("hiding it leaves {:.1} % of the affected queries without any chunk", 100.0 * loss)
     }
 
     /// Why a person must decide about a freeze; empty when nobody must.
     fn person_reasons(&self, s: &SuspectReport, info: &ChunkInfo, one_locale: bool) -> Vec<String> {
         let f = &self.policy.freeze;
         let mut why = Vec::new();
-        let limit = f
-            .person_share
-            .max(f.small_index_factor / self.index.max(1.0));
+        let limit = f.person_share.max(f.small_index_factor / self.index.max(1.0));
         if s.retrieval_share >= limit {
             why.push(format!(
                 "it holds {:.2} % of all retrievals (limit {:.2} %)",
@@ -369,16 +283,10 @@ impl<'a> Decider<'a> {
         if one_locale {
             why.push("all failures come from one locale although other locales use it".to_owned());
         }
-        if let Some((size, hidden)) = info
-            .collection
-            .as_deref()
-            .and_then(|c| self.collections.get(c))
-        {
+        if let Some((size, hidden)) = info.collection.as_deref().and_then(|c| self.collections.get(c)) {
             let allowed = ((f.max_collection_share * f64::from(*size)).floor() as u32).max(1);
             if hidden + u32::from(!is_hidden(info.state)) > allowed {
-                why.push(format!(
-                    "{hidden} of {size} chunks of its collection are hidden already"
-                ));
+                why.push(format!("{hidden} of {size} chunks of its collection are hidden already"));
             }
         }
         why
@@ -386,8 +294,7 @@ impl<'a> Decider<'a> {
 
     /// Takes one chunk from today's budget; false when it is used up.
     fn take_budget(&mut self, s: &SuspectReport) -> bool {
-        let fits =
-            self.chunks_left > 0 && self.total_left > 0 && self.mass_left >= s.retrieval_share;
+        let fits = self.chunks_left > 0 && self.total_left > 0 && self.mass_left >= s.retrieval_share;
         if fits {
             self.chunks_left -= 1;
             self.total_left -= 1;
@@ -401,20 +308,12 @@ fn budget_note(fits: bool, explanation: &str) -> String {
     if fits {
         explanation.to_owned()
     } else {
-        format!(
-            "Over the budget for hidden chunks, so it waits for a person or for tomorrow. {explanation}"
-        )
+        format!("Over the budget for hidden chunks, so it waits for a person or for tomorrow. {explanation}")
     }
 }
 
 fn needs_person(s: &SuspectReport, why: Vec<String>) -> (Transition, bool, String) {
-    (
-        Transition::NeedsPerson {
-            why: why.join("; "),
-        },
-        false,
-        s.explanation.clone(),
-    )
+    (Transition::NeedsPerson { why: why.join("; ") }, false, s.explanation.clone())
 }
 
 /// Proposals that follow from the registry's states alone: canary outcomes, expired freezes, cleared suspects.
@@ -429,44 +328,34 @@ fn canary_proposals(
     let mut out = Vec::new();
     for (name, info) in &context.chunks {
         let id = state.names.chunk.get(name);
-        let canary = id
-            .and_then(|id| state.canaries.get(&id))
-            .map(super::canary::Canary::report);
+        let canary = id.and_then(|id| state.canaries.get(&id)).map(super::canary::Canary::report);
         let helps = canary.is_some_and(|c| c.log_e_helps >= f.canary_confirm_e.ln());
         let no_help = canary.is_some_and(|c| c.log_e_no_help >= f.canary_refute_e.ln());
         let judged = suspects.iter().find(|s| s.0.name == *name);
         let transition = match info.state {
             ChunkState::CanaryFrozen if helps => {
-                let why = judged.map_or_else(Vec::new, |j| {
-                    Decider::new(policy, context).person_reasons(&j.0, info, j.2)
-                });
+                let why =
+                    judged.map_or_else(Vec::new, |j| Decider::new(policy, context).person_reasons(&j.0, info, j.2));
                 if why.is_empty() {
                     Transition::ConfirmByCanary
                 } else {
-                    Transition::NeedsPerson {
-                        why: why.join("; "),
-                    }
+                    Transition::NeedsPerson { why: why.join("; ") }
                 }
             }
             ChunkState::CanaryFrozen if no_help => {
-                if judged.is_some_and(|j| {
-                    j.1 && j.0.q_low >= f.freeze_min_q_lower && !j.0.confounded_with_topic
-                }) {
+                if judged.is_some_and(|j| j.1 && j.0.q_low >= f.freeze_min_q_lower && !j.0.confounded_with_topic) {
                     continue; // the two kinds of evidence disagree: already handed to a person
                 }
                 Transition::RefuteByCanary
             }
             ChunkState::CanaryActive if helps => Transition::Refreeze,
             ChunkState::CanaryActive if no_help => Transition::Activate,
-            ChunkState::Frozen
-                if context.now_hour >= info.since_hour.saturating_add(f.ttl_days * 24) =>
-            {
+            ChunkState::Frozen if context.now_hour >= info.since_hour.saturating_add(f.ttl_days * 24) => {
                 Transition::ExpireFreeze
             }
             ChunkState::Suspect
                 if judged.is_none()
-                    && context.now_hour
-                        >= info.since_hour.saturating_add(policy.evidence_days * 24) =>
+                    && context.now_hour >= info.since_hour.saturating_add(policy.evidence_days * 24) =>
             {
                 Transition::ClearSuspect
             }
@@ -481,13 +370,7 @@ fn canary_proposals(
             || format!("in state `{}` since hour {}", info.state, info.since_hour),
             |c| explain::canary(&c),
         );
-        out.push(Proposal {
-            kind: SubjectKind::Chunk,
-            name: name.clone(),
-            transition,
-            automatic,
-            reason,
-        });
+        out.push(Proposal { kind: SubjectKind::Chunk, name: name.clone(), transition, automatic, reason });
     }
     out
 }

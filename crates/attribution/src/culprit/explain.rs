@@ -7,11 +7,7 @@ fn percent(part: f64) -> String {
 }
 
 fn rate(failures: u64, rows: u64) -> String {
-    if rows == 0 {
-        "no data".to_owned()
-    } else {
-        percent(failures as f64 / rows as f64)
-    }
+    if rows == 0 { "no data".to_owned() } else { percent(failures as f64 / rows as f64) }
 }
 
 /// "1 in N" for an e-value: how often chance alone would give evidence this strong, at most.
@@ -21,10 +17,7 @@ fn odds(log_e: f64) -> String {
     } else if log_e > 13.8 {
         "evidence chance would give less than once in a million times".to_owned()
     } else {
-        format!(
-            "evidence chance would give at most once in {:.0} times",
-            log_e.exp()
-        )
+        format!("evidence chance would give at most once in {:.0} times", log_e.exp())
     }
 }
 
@@ -51,11 +44,7 @@ pub(crate) fn suspect(s: &SuspectReport) -> String {
         odds(s.log_e_trimmed),
     );
     if let Some(b) = s.buddies.first().filter(|b| b.share >= 0.5) {
-        text += &format!(
-            " It is retrieved together with `{}` in {} of its cases.",
-            b.name,
-            percent(b.share)
-        );
+        text += &format!(" It is retrieved together with `{}` in {} of its cases.", b.name, percent(b.share));
     }
     if !s.not_separable.is_empty() {
         text += &format!(

@@ -25,8 +25,8 @@ mod suspect;
 
 pub use policy::{AttributionError, AttributionPolicyV1, FailureKind, FreezePolicyV1};
 pub use report::{
-    Buddy, CanaryReport, ChunkContext, ChunkInfo, FreezePrecision, Proposal, StepReport,
-    SubjectKind, SuspectReport, TraceShare, Transition,
+    Buddy, CanaryReport, ChunkContext, ChunkInfo, FreezePrecision, Proposal, StepReport, SubjectKind, SuspectReport,
+    TraceShare, Transition,
 };
 pub use state::AttributionState;
 pub use step::step;

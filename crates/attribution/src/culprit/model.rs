@@ -36,10 +36,7 @@ pub(crate) struct Baseline {
 
 impl Default for Baseline {
     fn default() -> Self {
-        Self {
-            mu: START_MU,
-            effects: Default::default(),
-        }
+        Self { mu: START_MU, effects: Default::default() }
     }
 }
 
@@ -61,14 +58,7 @@ impl Baseline {
 
     /// One Newton sweep towards soft failure counts `target`: one evaluation of the curve, then the intercept and
     /// each family in turn on its quadratic approximation (iteratively reweighted least squares by backfitting).
-    fn sweep(
-        &mut self,
-        d: &FitData,
-        eta: &mut [f64],
-        target: &[f64],
-        skip: Option<usize>,
-        work: &mut Work,
-    ) {
+    fn sweep(&mut self, d: &FitData, eta: &mut [f64], target: &[f64], skip: Option<usize>, work: &mut Work) {
         work.curvature.clear();
         work.residual.clear();
         let (mut g, mut h) = (0.0, 1e-9);
@@ -86,10 +76,7 @@ impl Baseline {
         for family in (0..FAMILIES).filter(|f| Some(*f) != skip) {
             let levels = &d.levels[family];
             let effect = &mut self.effects[family];
-            let mut sums: Vec<(f64, f64)> = effect
-                .iter()
-                .map(|b| (-RIDGE[family] * b, RIDGE[family]))
-                .collect();
+            let mut sums: Vec<(f64, f64)> = effect.iter().map(|b| (-RIDGE[family] * b, RIDGE[family])).collect();
             for ((l, r), c) in levels.iter().zip(&work.residual).zip(&work.curvature) {
                 let s = &mut sums[*l as usize];
                 s.0 += r;
@@ -115,12 +102,7 @@ struct Work {
 
 /// Moves every row by its step and keeps the residuals of the quadratic approximation up to date.
 fn shift(eta: &mut [f64], work: &mut Work, steps: impl Iterator<Item = f64>) {
-    for (((e, r), c), s) in eta
-        .iter_mut()
-        .zip(&mut work.residual)
-        .zip(&work.curvature)
-        .zip(steps)
-    {
+    for (((e, r), c), s) in eta.iter_mut().zip(&mut work.residual).zip(&work.curvature).zip(steps) {
         *e += s;
         *r -= c * s;
     }
@@ -149,12 +131,7 @@ impl FitData {
     }
 
     /// Lays out the chunk lens.
-    pub(crate) fn chunks(
-        table: &PatternTable,
-        labels: &[u32],
-        communities: u32,
-        chunks: usize,
-    ) -> Self {
+    pub(crate) fn chunks(table: &PatternTable, labels: &[u32], communities: u32, chunks: usize) -> Self {
         let rows = table.len();
         let mut d = Self {
             n: Vec::with_capacity(rows),
@@ -169,14 +146,8 @@ impl FitData {
         };
         for p in table.iter() {
             let c = &p.cell;
-            let levels = [
-                c.template,
-                c.bundle,
-                c.device_class,
-                c.locale,
-                u32::from(c.bucket),
-                row_community(labels, p.chunks),
-            ];
+            let levels =
+                [c.template, c.bundle, c.device_class, c.locale, u32::from(c.bucket), row_community(labels, p.chunks)];
             for (f, l) in levels.into_iter().enumerate() {
                 d.levels[f].push(l);
                 d.sizes[f] = d.sizes[f].max(l as usize + 1);
@@ -197,10 +168,7 @@ impl FitData {
     /// causes found so far are held fixed.
     pub(crate) fn into_templates(mut self, q_chunk: &[f64], templates: usize) -> Self {
         for i in 0..self.len() {
-            self.other[i] = self
-                .range(i)
-                .map(|k| 1.0 - q_of(q_chunk, self.subject[k]) * self.weight[k])
-                .product();
+            self.other[i] = self.range(i).map(|k| 1.0 - q_of(q_chunk, self.subject[k]) * self.weight[k]).product();
         }
         self.subject = self.levels[TEMPLATE].clone();
         self.weight = vec![1.0; self.len()];
@@ -247,8 +215,7 @@ impl Lens {
         let em = if skip.is_some() { 3 } else { 6 };
         let (raw, em) = if self.fitted { (1, em) } else { (6, 2 * em) };
         for _ in 0..raw {
-            self.baseline
-                .sweep(d, &mut eta, &d.failures, skip, &mut work);
+            self.baseline.sweep(d, &mut eta, &d.failures, skip, &mut work);
         }
         let active = self.active_set(d, &eta, policy);
         for (q, on) in self.q.iter_mut().zip(&active) {
@@ -292,20 +259,11 @@ impl Lens {
             score.z_offset = if s.1 > 0.0 { s.0 / s.1.sqrt() } else { 0.0 };
         }
         let min = policy.screen_min_exposures as f64;
-        self.scores
-            .iter()
-            .map(|s| s.z_offset > policy.active_z && s.exposures >= min)
-            .collect()
+        self.scores.iter().map(|s| s.z_offset > policy.active_z && s.exposures >= min).collect()
     }
 
     /// E and M step of the causal powers; returns the failures left to the baseline (soft labels).
-    fn em_round(
-        &mut self,
-        d: &FitData,
-        eta: &[f64],
-        policy: &AttributionPolicyV1,
-        active: &[bool],
-    ) -> Vec<f64> {
+    fn em_round(&mut self, d: &FitData, eta: &[f64], policy: &AttributionPolicyV1, active: &[bool]) -> Vec<f64> {
         let mut share = vec![0.0; self.q.len()];
         let mut exposure = vec![0.0; self.q.len()];
         let mut soft = vec![0.0; d.len()];
@@ -354,11 +312,7 @@ impl Lens {
         }
         for (score, s) in self.scores.iter_mut().zip(&sums) {
             score.z = if s.1 > 0.0 { s.0 / s.1.sqrt() } else { 0.0 };
-            score.q_se = if s.2 > 0.0 {
-                1.0 / s.2.sqrt()
-            } else {
-                f64::MAX
-            };
+            score.q_se = if s.2 > 0.0 { 1.0 / s.2.sqrt() } else { f64::MAX };
         }
     }
 }
@@ -369,14 +323,7 @@ mod tests {
     use super::*;
 
     fn table(rows: &[(&[u32], u32, u32)]) -> PatternTable {
-        let cell = Cell {
-            epoch: 0,
-            template: 0,
-            bundle: 0,
-            device_class: 0,
-            locale: 0,
-            bucket: 0,
-        };
+        let cell = Cell { epoch: 0, template: 0, bundle: 0, device_class: 0, locale: 0, bucket: 0 };
         let mut t = PatternTable::default();
         for (chunks, n, f) in rows {
             t.add(cell, chunks, *n, *f, 10_000);
@@ -401,15 +348,8 @@ mod tests {
         }
         assert!((lens.q[0] - 0.8).abs() < 0.05, "{:?}", lens.q);
         assert!(lens.q[1] < 0.05, "{:?}", lens.q);
-        assert!(
-            lens.scores[0].z > 20.0 && lens.scores[1].z < 1.5,
-            "{:?}",
-            lens.scores
-        );
-        assert!(
-            lens.scores[1].z_offset > 5.0,
-            "the offset score alone would blame the buddy"
-        );
+        assert!(lens.scores[0].z > 20.0 && lens.scores[1].z < 1.5, "{:?}", lens.scores);
+        assert!(lens.scores[1].z_offset > 5.0, "the offset score alone would blame the buddy");
         assert!((sigmoid(lens.baseline.eta(&[0; FAMILIES])) - 0.1).abs() < 0.02);
     }
 

@@ -76,12 +76,7 @@ impl PatternTable {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = PatternRef<'_>> {
-        self.rows.iter().map(|r| PatternRef {
-            cell: r.cell,
-            chunks: self.chunks_of(r),
-            n: r.n,
-            failures: r.failures,
-        })
+        self.rows.iter().map(|r| PatternRef { cell: r.cell, chunks: self.chunks_of(r), n: r.n, failures: r.failures })
     }
 
     pub(crate) fn forgotten(&self) -> u64 {
@@ -93,14 +88,7 @@ impl PatternTable {
     }
 
     /// Adds `n` rows with `failures` failures; makes room first when the table is full.
-    pub(crate) fn add(
-        &mut self,
-        cell: Cell,
-        chunks: &[u32],
-        n: u32,
-        failures: u32,
-        max_rows: usize,
-    ) {
+    pub(crate) fn add(&mut self, cell: Cell, chunks: &[u32], n: u32, failures: u32, max_rows: usize) {
         if self.index.is_empty() && !self.rows.is_empty() {
             self.rebuild_index();
         }
@@ -119,13 +107,7 @@ impl PatternTable {
             self.forget(self.rows.len() / 4);
         }
         self.index.insert(k, self.rows.len() as u32);
-        self.rows.push(Row {
-            cell,
-            start: self.arena.len() as u32,
-            len: chunks.len() as u32,
-            n,
-            failures,
-        });
+        self.rows.push(Row { cell, start: self.arena.len() as u32, len: chunks.len() as u32, n, failures });
         self.arena.extend_from_slice(chunks);
     }
 
@@ -174,14 +156,7 @@ mod tests {
     use super::*;
 
     fn cell(epoch: u32) -> Cell {
-        Cell {
-            epoch,
-            template: 1,
-            bundle: 2,
-            device_class: 3,
-            locale: 4,
-            bucket: 5,
-        }
+        Cell { epoch, template: 1, bundle: 2, device_class: 3, locale: 4, bucket: 5 }
     }
 
     #[test]
@@ -191,14 +166,8 @@ mod tests {
         t.add(cell(0), &[1, 2], 1, 0, 100);
         t.add(cell(0), &[2, 1], 1, 0, 100);
         t.add(cell(1), &[1, 2], 1, 0, 100);
-        let got: Vec<_> = t
-            .iter()
-            .map(|p| (p.chunks.to_vec(), p.n, p.failures))
-            .collect();
-        assert_eq!(
-            got,
-            vec![(vec![1, 2], 2, 1), (vec![2, 1], 1, 0), (vec![1, 2], 1, 0)]
-        );
+        let got: Vec<_> = t.iter().map(|p| (p.chunks.to_vec(), p.n, p.failures)).collect();
+        assert_eq!(got, vec![(vec![1, 2], 2, 1), (vec![2, 1], 1, 0), (vec![1, 2], 1, 0)]);
     }
 
     #[test]
@@ -216,14 +185,10 @@ mod tests {
         let mut t = PatternTable::default();
         t.add(cell(0), &[1], 1, 1, 100);
         t.add(cell(5), &[1, 7], 2, 1, 100);
-        let mut again: PatternTable =
-            serde_json::from_str(&serde_json::to_string(&t).unwrap()).unwrap();
+        let mut again: PatternTable = serde_json::from_str(&serde_json::to_string(&t).unwrap()).unwrap();
         again.add(cell(5), &[1, 7], 1, 0, 100);
         again.drop_before(5 * EPOCH_HOURS, 14);
-        let got: Vec<_> = again
-            .iter()
-            .map(|p| (p.chunks.to_vec(), p.n, p.failures))
-            .collect();
+        let got: Vec<_> = again.iter().map(|p| (p.chunks.to_vec(), p.n, p.failures)).collect();
         assert_eq!(got, vec![(vec![1, 7], 3, 1)]);
     }
 }

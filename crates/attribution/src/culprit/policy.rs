@@ -150,9 +150,7 @@ impl Default for FreezePolicyV1 {
             min_q_lower: 0.05,
             person_share: 0.001,
             small_index_factor: 4.0,
-            person_tags: ["safety", "legal", "medical", "pinned"]
-                .map(str::to_owned)
-                .to_vec(),
+            person_tags: ["safety", "legal", "medical", "pinned"].map(str::to_owned).to_vec(),
             max_collection_share: 0.20,
             budget_chunks_per_day: 0.005,
             budget_mass_per_day: 0.02,
@@ -172,29 +170,13 @@ impl Default for FreezePolicyV1 {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AttributionError {
     #[error("batch column `{column}` holds {found} entries, {expected} are needed")]
-    ColumnLength {
-        column: &'static str,
-        found: usize,
-        expected: usize,
-    },
+    ColumnLength { column: &'static str, found: usize, expected: usize },
     #[error("chunk_start[{row}] = {value} does not ascend inside 0..={chunks}")]
-    ChunkOffsets {
-        row: usize,
-        value: u32,
-        chunks: usize,
-    },
+    ChunkOffsets { row: usize, value: u32, chunks: usize },
     #[error("row {row}: {column} id {id} has no name in the batch's names")]
-    UnknownId {
-        row: usize,
-        column: &'static str,
-        id: u32,
-    },
+    UnknownId { row: usize, column: &'static str, id: u32 },
     #[error("policy field `{field}` is {value}; {rule}")]
-    Policy {
-        field: &'static str,
-        value: f64,
-        rule: &'static str,
-    },
+    Policy { field: &'static str, value: f64, rule: &'static str },
     #[error("these states cannot be added: {0}")]
     NotMergeable(&'static str),
 }
@@ -210,11 +192,7 @@ impl AttributionPolicyV1 {
             if value > 0.0 && value < 1.0 {
                 Ok(())
             } else {
-                Err(AttributionError::Policy {
-                    field,
-                    value,
-                    rule: "it must lie strictly between 0 and 1",
-                })
+                Err(AttributionError::Policy { field, value, rule: "it must lie strictly between 0 and 1" })
             }
         };
         unit("alpha_canary", f.alpha_canary)?;
@@ -224,43 +202,14 @@ impl AttributionPolicyV1 {
             unit("lambda_grid", *l)?;
         }
         let at_least = |field, value: f64, low: f64, rule| {
-            if value >= low {
-                Ok(())
-            } else {
-                Err(AttributionError::Policy { field, value, rule })
-            }
+            if value >= low { Ok(()) } else { Err(AttributionError::Policy { field, value, rule }) }
         };
-        at_least(
-            "lambda_grid",
-            self.lambda_grid.len() as f64,
-            1.0,
-            "it needs at least one effect size",
-        )?;
-        at_least(
-            "gamma",
-            self.gamma,
-            1.0,
-            "a margin below 1 would break the error control",
-        )?;
-        at_least(
-            "refit_hours",
-            f64::from(self.refit_hours),
-            1.0,
-            "it must be at least 1 hour",
-        )?;
+        at_least("lambda_grid", self.lambda_grid.len() as f64, 1.0, "it needs at least one effect size")?;
+        at_least("gamma", self.gamma, 1.0, "a margin below 1 would break the error control")?;
+        at_least("refit_hours", f64::from(self.refit_hours), 1.0, "it must be at least 1 hour")?;
         at_least("lambda", self.lambda, 0.0, "it must not be negative")?;
         at_least("kappa", self.kappa, 0.0, "it must not be negative")?;
-        at_least(
-            "canary_confirm_e",
-            f.canary_confirm_e,
-            1.0,
-            "an e-value below 1 is no evidence",
-        )?;
-        at_least(
-            "canary_refute_e",
-            f.canary_refute_e,
-            1.0,
-            "an e-value below 1 is no evidence",
-        )
+        at_least("canary_confirm_e", f.canary_confirm_e, 1.0, "an e-value below 1 is no evidence")?;
+        at_least("canary_refute_e", f.canary_refute_e, 1.0, "an e-value below 1 is no evidence")
     }
 }

@@ -54,21 +54,10 @@ pub(crate) fn refit(state: &mut AttributionState, policy: &AttributionPolicyV1, 
             buddies.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
             buddies.truncate(5);
             let label = state.labels[c as usize];
-            let with = topics
-                .with_chunk
-                .get(&(u64::from(label) << 32 | u64::from(c)))
-                .copied()
-                .unwrap_or(0);
+            let with = topics.with_chunk.get(&(u64::from(label) << 32 | u64::from(c))).copied().unwrap_or(0);
             let without = topics.rows[label as usize] - with;
             let confounded = label == NO_COMMUNITY || without < SEPARATING_ROWS;
-            (
-                c,
-                Surroundings {
-                    buddies,
-                    twins: twins.get(&c).cloned().unwrap_or_default(),
-                    confounded,
-                },
-            )
+            (c, Surroundings { buddies, twins: twins.get(&c).cloned().unwrap_or_default(), confounded })
         })
         .collect();
 }
@@ -82,18 +71,13 @@ struct Topics {
 }
 
 fn topic_rows(state: &AttributionState, labels: &[u32], n: u32) -> Topics {
-    let mut t = Topics {
-        rows: vec![0; n as usize + 1],
-        with_chunk: IdMap::default(),
-        dominated: vec![false; n as usize + 1],
-    };
+    let mut t =
+        Topics { rows: vec![0; n as usize + 1], with_chunk: IdMap::default(), dominated: vec![false; n as usize + 1] };
     for p in state.patterns.iter() {
         let l = row_community(labels, p.chunks);
         t.rows[l as usize] += u64::from(p.n);
         for c in p.chunks {
-            *t.with_chunk
-                .entry(u64::from(l) << 32 | u64::from(*c))
-                .or_default() += u64::from(p.n);
+            *t.with_chunk.entry(u64::from(l) << 32 | u64::from(*c)).or_default() += u64::from(p.n);
         }
     }
     for (key, with) in &t.with_chunk {
@@ -121,17 +105,10 @@ fn twins(co: &super::community::CoRetrieval) -> IdMap<u32, Vec<u32>> {
 }
 
 /// Opens evidence for subjects that pass the screen and lets go of suspects whose window ended undecided.
-fn screen(
-    bench: &mut Bench,
-    policy: &AttributionPolicyV1,
-    hour: u32,
-    twins: &IdMap<u32, Vec<u32>>,
-) {
+fn screen(bench: &mut Bench, policy: &AttributionPolicyV1, hour: u32, twins: &IdMap<u32, Vec<u32>>) {
     let window = policy.evidence_days.saturating_mul(24);
     let decided = (1.0 / policy.freeze.alpha_canary).ln();
-    bench.suspects.retain(|_, s| {
-        hour.saturating_sub(s.since_hour) < window || log_adjusted(s.max_log_e) >= decided
-    });
+    bench.suspects.retain(|_, s| hour.saturating_sub(s.since_hour) < window || log_adjusted(s.max_log_e) >= decided);
     let mut passed: Vec<u32> = Vec::new();
     for (id, score) in bench.lens.scores.iter().enumerate() {
         let people = bench.first_users.get(id).map_or(0, Vec::len);
@@ -145,9 +122,6 @@ fn screen(
     }
     let grid = policy.lambda_grid.len();
     for id in passed {
-        bench
-            .suspects
-            .entry(id)
-            .or_insert_with(|| Suspect::new(hour, grid));
+        bench.suspects.entry(id).or_insert_with(|| Suspect::new(hour, grid));
     }
 }

@@ -63,20 +63,12 @@ impl Users {
 
     pub(crate) fn slot_of_key(&mut self, key: u64) -> u32 {
         if self.index.len() != self.sums.len() {
-            self.index = self
-                .sums
-                .iter()
-                .enumerate()
-                .map(|(i, u)| (u.key, i as u32))
-                .collect();
+            self.index = self.sums.iter().enumerate().map(|(i, u)| (u.key, i as u32)).collect();
         }
         let next = self.sums.len() as u32;
         let slot = *self.index.entry(key).or_insert(next);
         if slot == next {
-            self.sums.push(UserSums {
-                key,
-                ..UserSums::default()
-            });
+            self.sums.push(UserSums { key, ..UserSums::default() });
         }
         slot
     }
@@ -86,8 +78,7 @@ impl Users {
 /// figure taken from the rows being judged would explain the very failures it should predict.
 pub(crate) fn user_bucket(u: &UserSums, mean: f64) -> u8 {
     let mean = mean.max(1e-4);
-    let rate =
-        (f64::from(u.failures) + USER_PRIOR * mean) / (f64::from(u.rows) + USER_PRIOR) / mean;
+    let rate = (f64::from(u.failures) + USER_PRIOR * mean) / (f64::from(u.rows) + USER_PRIOR) / mean;
     BUCKET_CUTS.iter().filter(|c| rate >= **c).count() as u8
 }
 
@@ -147,11 +138,7 @@ pub struct AttributionState {
 impl AttributionState {
     /// Share of failures so far; 0.1 before there is enough to tell.
     pub(crate) fn mean(&self) -> f64 {
-        if self.rows < 50 {
-            0.1
-        } else {
-            self.failures as f64 / self.rows as f64
-        }
+        if self.rows < 50 { 0.1 } else { self.failures as f64 / self.rows as f64 }
     }
 
     /// Rows counted since the beginning.
@@ -178,12 +165,7 @@ impl AttributionState {
         let locale = own(&mut sum.names.locale, &other.names.locale);
         let chunk = own(&mut sum.names.chunk, &other.names.chunk);
         let at = |map: &[u32], id: u32| map.get(id as usize).copied().unwrap_or(id);
-        let user: Vec<u32> = other
-            .users
-            .sums
-            .iter()
-            .map(|u| sum.users.slot_of_key(u.key))
-            .collect();
+        let user: Vec<u32> = other.users.sums.iter().map(|u| sum.users.slot_of_key(u.key)).collect();
         for (u, &slot) in other.users.sums.iter().zip(&user) {
             let s = &mut sum.users.sums[slot as usize];
             s.rows = s.rows.saturating_add(u.rows);
@@ -203,10 +185,7 @@ impl AttributionState {
         }
         sum.rows += other.rows;
         sum.failures += other.failures;
-        let pairs = [
-            (&mut sum.chunks, &other.chunks, &chunk),
-            (&mut sum.templates, &other.templates, &template),
-        ];
+        let pairs = [(&mut sum.chunks, &other.chunks, &chunk), (&mut sum.templates, &other.templates, &template)];
         for (mine, theirs, map) in pairs {
             for (id, evidence) in &theirs.suspects {
                 let target = mine
@@ -221,14 +200,11 @@ impl AttributionState {
                 target.merge_places(evidence, |c| at(&class, c), |l| at(&locale, l));
             }
             for (id, list) in theirs.first_users.iter().enumerate() {
-                list.iter()
-                    .for_each(|u| mine.note_user(at(map, id as u32), at(&user, *u), 16));
+                list.iter().for_each(|u| mine.note_user(at(map, id as u32), at(&user, *u), 16));
             }
         }
         for (id, canary) in &other.canaries {
-            sum.canaries
-                .entry(at(&chunk, *id))
-                .or_insert_with(|| canary.with_users(|u| at(&user, u)));
+            sum.canaries.entry(at(&chunk, *id)).or_insert_with(|| canary.with_users(|u| at(&user, u)));
         }
         *self = sum;
         Ok(())
@@ -241,16 +217,8 @@ mod tests {
 
     #[test]
     fn buckets_follow_earlier_behaviour() {
-        let u = |rows, failures| UserSums {
-            rows,
-            failures,
-            ..UserSums::default()
-        };
-        assert_eq!(
-            user_bucket(&u(0, 0), 0.1),
-            2,
-            "an unknown person is average"
-        );
+        let u = |rows, failures| UserSums { rows, failures, ..UserSums::default() };
+        assert_eq!(user_bucket(&u(0, 0), 0.1), 2, "an unknown person is average");
         assert_eq!(user_bucket(&u(40, 0), 0.1), 0);
         assert_eq!(user_bucket(&u(40, 40), 0.1), 6);
     }
@@ -259,11 +227,7 @@ mod tests {
     fn user_slots_survive_serialisation() {
         let mut users = Users::default();
         let (a, b) = (users.slot("a"), users.slot("b"));
-        let mut again: Users =
-            serde_json::from_str(&serde_json::to_string(&users).unwrap()).unwrap();
-        assert_eq!(
-            (again.slot("b"), again.slot("a"), again.slot("c")),
-            (b, a, 2)
-        );
+        let mut again: Users = serde_json::from_str(&serde_json::to_string(&users).unwrap()).unwrap();
+        assert_eq!((again.slot("b"), again.slot("a"), again.slot("c")), (b, a, 2));
     }
 }

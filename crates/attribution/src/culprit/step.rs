@@ -63,11 +63,7 @@ pub fn step(
     }
     for bench in [&mut state.chunks, &mut state.templates] {
         for s in bench.suspects.values_mut() {
-            s.update_maxima(
-                policy.trim_keyed,
-                policy.trim_attested,
-                policy.freeze.freeze_trim,
-            );
+            s.update_maxima(policy.trim_keyed, policy.trim_attested, policy.freeze.freeze_trim);
         }
     }
     decide::report(policy, state, context, &mut report);
@@ -130,30 +126,11 @@ impl Ids {
         policy: &AttributionPolicyV1,
     ) -> Row {
         let own_names = &mut state.names;
-        let template = own(
-            &mut self.template,
-            &names.template,
-            &mut own_names.template,
-            batch.template[i],
-        );
-        let bundle = own(
-            &mut self.bundle,
-            &names.bundle,
-            &mut own_names.bundle,
-            batch.bundle[i],
-        );
-        let class = own(
-            &mut self.device_class,
-            &names.device_class,
-            &mut own_names.device_class,
-            batch.device_class[i],
-        );
-        let locale = own(
-            &mut self.locale,
-            &names.locale,
-            &mut own_names.locale,
-            batch.locale[i],
-        );
+        let template = own(&mut self.template, &names.template, &mut own_names.template, batch.template[i]);
+        let bundle = own(&mut self.bundle, &names.bundle, &mut own_names.bundle, batch.bundle[i]);
+        let class =
+            own(&mut self.device_class, &names.device_class, &mut own_names.device_class, batch.device_class[i]);
+        let locale = own(&mut self.locale, &names.locale, &mut own_names.locale, batch.locale[i]);
         let mut all: Vec<(u32, bool)> = Vec::with_capacity(8);
         for (c, hidden) in batch.chunks(i) {
             let c = own(&mut self.chunk, &names.chunk, &mut own_names.chunk, c);
@@ -176,22 +153,8 @@ impl Ids {
         };
         let hour = batch.hour[i];
         Row {
-            cell: Cell {
-                epoch: Cell::epoch_of(hour),
-                template,
-                bundle,
-                device_class: class,
-                locale,
-                bucket,
-            },
-            levels: [
-                template,
-                bundle,
-                class,
-                locale,
-                u32::from(bucket),
-                community,
-            ],
+            cell: Cell { epoch: Cell::epoch_of(hour), template, bundle, device_class: class, locale, bucket },
+            levels: [template, bundle, class, locale, u32::from(bucket), community],
             user,
             trust: batch.trust[i],
             day: hour / 24,
@@ -205,12 +168,7 @@ impl Ids {
 /// Adds the row to the evidence of every suspect it touches.
 fn judge(policy: &AttributionPolicyV1, state: &mut AttributionState, row: &Row, interaction: &str) {
     let q = &state.chunks.lens.q;
-    let other: f64 = row
-        .shown
-        .iter()
-        .enumerate()
-        .map(|(r, c)| 1.0 - q_of(q, *c) * rank_weight(r))
-        .product();
+    let other: f64 = row.shown.iter().enumerate().map(|(r, c)| 1.0 - q_of(q, *c) * rank_weight(r)).product();
     let outcome = |p_without: f64, weight: f64| Outcome {
         user: row.user,
         trust: row.trust,
@@ -221,28 +179,16 @@ fn judge(policy: &AttributionPolicyV1, state: &mut AttributionState, row: &Row, 
         p_without,
         weight,
     };
-    if row
-        .shown
-        .iter()
-        .any(|c| state.chunks.suspects.contains_key(c))
-    {
+    if row.shown.iter().any(|c| state.chunks.suspects.contains_key(c)) {
         let survive = (1.0 - sigmoid(state.chunks.lens.baseline.eta(&row.levels))) * other;
         for (r, c) in row.shown.iter().enumerate() {
             let Some(s) = state.chunks.suspects.get_mut(c) else {
                 continue;
             };
             let (w, qc) = (rank_weight(r), q_of(q, *c));
-            s.add(
-                &outcome(1.0 - survive / (1.0 - qc * w), w),
-                &policy.lambda_grid,
-                policy.gamma,
-            );
+            s.add(&outcome(1.0 - survive / (1.0 - qc * w), w), &policy.lambda_grid, policy.gamma);
             if row.failed && qc > 0.0 {
-                s.example(
-                    interaction,
-                    qc * w / (1.0 - survive).max(1e-6),
-                    r as u32 + 1,
-                );
+                s.example(interaction, qc * w / (1.0 - survive).max(1e-6), r as u32 + 1);
             }
         }
     }
@@ -250,11 +196,7 @@ fn judge(policy: &AttributionPolicyV1, state: &mut AttributionState, row: &Row, 
     if let Some(s) = state.templates.suspects.get_mut(&t) {
         // The suspect replaces the template family, whose effects this lens keeps at zero.
         let survive = (1.0 - sigmoid(state.templates.lens.baseline.eta(&row.levels))) * other;
-        s.add(
-            &outcome(1.0 - survive, 1.0),
-            &policy.lambda_grid,
-            policy.gamma,
-        );
+        s.add(&outcome(1.0 - survive, 1.0), &policy.lambda_grid, policy.gamma);
         let qt = q_of(&state.templates.lens.q, t);
         if row.failed && qt > 0.0 {
             s.example(interaction, qt / (1.0 - survive * (1.0 - qt)).max(1e-6), 1);
@@ -276,17 +218,9 @@ fn count(policy: &AttributionPolicyV1, state: &mut AttributionState, row: &Row) 
     if u.today > policy.user_daily_cap {
         return;
     }
-    state.patterns.add(
-        row.cell,
-        &row.shown,
-        1,
-        u32::from(row.failed),
-        policy.max_patterns,
-    );
+    state.patterns.add(row.cell, &row.shown, 1, u32::from(row.failed), policy.max_patterns);
     let cap = policy.screen_min_users as usize;
-    row.shown
-        .iter()
-        .for_each(|c| state.chunks.note_user(*c, row.user, cap));
+    row.shown.iter().for_each(|c| state.chunks.note_user(*c, row.user, cap));
     state.templates.note_user(row.cell.template, row.user, cap);
 }
 
@@ -305,10 +239,8 @@ fn open_canaries(
             _ => continue,
         };
         let id = state.names.chunk.intern(name);
-        let c = state
-            .canaries
-            .entry(id)
-            .or_insert_with(|| Canary::new(info.canary_epoch, info.since_hour, hidden_share));
+        let c =
+            state.canaries.entry(id).or_insert_with(|| Canary::new(info.canary_epoch, info.since_hour, hidden_share));
         if c.epoch != info.canary_epoch || c.since_hour != info.since_hour {
             *c = Canary::new(info.canary_epoch, info.since_hour, hidden_share);
         }
@@ -333,36 +265,21 @@ fn check_batch(names: &Names, b: &InteractionRows) -> Result<(), AttributionErro
     let lengths = columns
         .into_iter()
         .map(|(column, found)| (column, found, n))
-        .chain([
-            ("refused", b.refused.len(), n),
-            ("chunk_hidden", b.chunk_hidden.len(), b.chunk.len()),
-        ]);
+        .chain([("refused", b.refused.len(), n), ("chunk_hidden", b.chunk_hidden.len(), b.chunk.len())]);
     for (column, found, expected) in lengths {
         if found != expected {
-            return Err(AttributionError::ColumnLength {
-                column,
-                found,
-                expected,
-            });
+            return Err(AttributionError::ColumnLength { column, found, expected });
         }
     }
     // A default (empty) batch has no offsets at all; that is a batch of zero rows.
     if b.chunk_start.len() != n + 1 && !(n == 0 && b.chunk_start.is_empty()) {
         let found = b.chunk_start.len();
-        return Err(AttributionError::ColumnLength {
-            column: "chunk_start",
-            found,
-            expected: n + 1,
-        });
+        return Err(AttributionError::ColumnLength { column: "chunk_start", found, expected: n + 1 });
     }
     let mut last = 0;
     for (row, &value) in b.chunk_start.iter().enumerate() {
         if value < last || value as usize > b.chunk.len() {
-            return Err(AttributionError::ChunkOffsets {
-                row,
-                value,
-                chunks: b.chunk.len(),
-            });
+            return Err(AttributionError::ChunkOffsets { row, value, chunks: b.chunk.len() });
         }
         last = value;
     }
@@ -376,11 +293,7 @@ fn check_batch(names: &Names, b: &InteractionRows) -> Result<(), AttributionErro
     ];
     for (column, ids, len) in known {
         if let Some(row) = ids.iter().position(|id| *id as usize >= len) {
-            return Err(AttributionError::UnknownId {
-                row,
-                column,
-                id: ids[row],
-            });
+            return Err(AttributionError::UnknownId { row, column, id: ids[row] });
         }
     }
     Ok(())

@@ -101,18 +101,10 @@ impl Suspect {
             None => self.locales.push((o.locale, 1, u32::from(o.failed))),
         }
         let p = (gamma * o.p_without).clamp(1e-4, 0.95);
-        let top = if o.trust == TrustClass::Attested {
-            &mut self.top_attested
-        } else {
-            &mut self.top_keyed
-        };
+        let top = if o.trust == TrustClass::Attested { &mut self.top_attested } else { &mut self.top_keyed };
         for (i, lambda) in grid.iter().enumerate() {
             let survive = 1.0 - lambda * o.weight; // (1 − p1) / (1 − p)
-            let g = if o.failed {
-                ((1.0 - (1.0 - p) * survive) / p).ln()
-            } else {
-                survive.ln()
-            };
+            let g = if o.failed { ((1.0 - (1.0 - p) * survive) / p).ln() } else { survive.ln() };
             self.log_sum[i] += g;
             top[i].push(g);
         }
@@ -120,39 +112,28 @@ impl Suspect {
 
     /// Keeps the failures for which the subject is most responsible.
     pub(crate) fn example(&mut self, interaction: &str, share: f64, rank: u32) {
-        if self.examples.len() == EXAMPLES && self.examples.last().is_some_and(|e| e.share >= share)
-        {
+        if self.examples.len() == EXAMPLES && self.examples.last().is_some_and(|e| e.share >= share) {
             return;
         }
         let at = self.examples.partition_point(|e| e.share >= share);
-        self.examples.insert(
-            at,
-            Example {
-                interaction: interaction.to_owned(),
-                share,
-                rank,
-            },
-        );
+        self.examples.insert(at, Example { interaction: interaction.to_owned(), share, rank });
         self.examples.truncate(EXAMPLES);
     }
 
     /// Natural log of the mixture e-value without the `keyed` and `attested` most incriminating people.
     pub(crate) fn log_e(&self, keyed: u32, attested: u32) -> f64 {
-        let logs = self.log_sum.iter().enumerate().map(|(i, s)| {
-            s - self.top_keyed[i].sum(keyed as usize) - self.top_attested[i].sum(attested as usize)
-        });
+        let logs = self
+            .log_sum
+            .iter()
+            .enumerate()
+            .map(|(i, s)| s - self.top_keyed[i].sum(keyed as usize) - self.top_attested[i].sum(attested as usize));
         log_mean_exp(logs)
     }
 
     /// Log e-value after dropping the `b` most incriminating people of all classes together.
     pub(crate) fn log_e_strict(&self, b: u32) -> f64 {
         let logs = self.log_sum.iter().enumerate().map(|(i, s)| {
-            let mut all: Vec<f64> = self.top_keyed[i]
-                .0
-                .iter()
-                .chain(&self.top_attested[i].0)
-                .copied()
-                .collect();
+            let mut all: Vec<f64> = self.top_keyed[i].0.iter().chain(&self.top_attested[i].0).copied().collect();
             all.sort_by(|a, b| b.total_cmp(a));
             s - all.iter().take(b as usize).sum::<f64>()
         });
@@ -192,21 +173,13 @@ impl Suspect {
 
     /// Adds the evidence of another shard; its people must be different ones.
     pub(crate) fn merge(&mut self, other: &Self, user: impl Fn(u32) -> u32) -> bool {
-        if self.log_sum.len() != other.log_sum.len()
-            || other.users.iter().any(|u| self.users.contains(&user(*u)))
-        {
+        if self.log_sum.len() != other.log_sum.len() || other.users.iter().any(|u| self.users.contains(&user(*u))) {
             return false;
         }
         for i in 0..self.log_sum.len() {
             self.log_sum[i] += other.log_sum[i];
-            other.top_keyed[i]
-                .0
-                .iter()
-                .for_each(|g| self.top_keyed[i].push(*g));
-            other.top_attested[i]
-                .0
-                .iter()
-                .for_each(|g| self.top_attested[i].push(*g));
+            other.top_keyed[i].0.iter().for_each(|g| self.top_keyed[i].push(*g));
+            other.top_attested[i].0.iter().for_each(|g| self.top_attested[i].push(*g));
         }
         self.since_hour = self.since_hour.min(other.since_hour);
         self.users.extend(other.users.iter().map(|u| user(*u)));
@@ -217,12 +190,7 @@ impl Suspect {
         true
     }
 
-    pub(crate) fn merge_places(
-        &mut self,
-        other: &Self,
-        class: impl Fn(u32) -> u32,
-        locale: impl Fn(u32) -> u32,
-    ) {
+    pub(crate) fn merge_places(&mut self, other: &Self, class: impl Fn(u32) -> u32, locale: impl Fn(u32) -> u32) {
         self.classes.extend(other.classes.iter().map(|c| class(*c)));
         for &(l, n, f) in &other.locales {
             let l = locale(l);
@@ -239,9 +207,7 @@ impl Suspect {
 
 /// `ln(mean(exp(x)))` without overflow.
 pub(crate) fn log_mean_exp(logs: impl Iterator<Item = f64> + Clone) -> f64 {
-    let (max, n) = logs
-        .clone()
-        .fold((f64::NEG_INFINITY, 0u32), |(m, n), x| (m.max(x), n + 1));
+    let (max, n) = logs.clone().fold((f64::NEG_INFINITY, 0u32), |(m, n), x| (m.max(x), n + 1));
     if n == 0 || max == f64::NEG_INFINITY {
         return f64::NEG_INFINITY;
     }
@@ -305,10 +271,7 @@ mod tests {
                     s.add(&outcome(1, failed, p), &grid, 1.0);
                     s.log_e(0, 0).exp()
                 };
-                assert!(
-                    q * value(true) + (1.0 - q) * value(false) <= 1.0 + 1e-12,
-                    "p={p} q={q}"
-                );
+                assert!(q * value(true) + (1.0 - q) * value(false) <= 1.0 + 1e-12, "p={p} q={q}");
             }
         }
     }

@@ -52,68 +52,38 @@ pub(super) struct Agreed<'a> {
 
 /// Comparable form of a text: normalised characters, single spaces.
 pub(super) fn comparable(text: &str) -> String {
-    normalise_characters(text)
-        .split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
+    normalise_characters(text).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Settles the submissions for one interaction: the last of each person counts; one trusted person or the needed number
 /// of agreeing people decide. All submissions are of the same interaction, in order of submission.
-pub(super) fn settle<'a>(
-    submissions: &[&'a Correction],
-    policy: &DatasetPolicyV1,
-) -> Result<Agreed<'a>, DropReason> {
+pub(super) fn settle<'a>(submissions: &[&'a Correction], policy: &DatasetPolicyV1) -> Result<Agreed<'a>, DropReason> {
     let mut last: BTreeMap<&str, &Correction> = BTreeMap::new();
     for s in submissions {
         last.insert(&s.person, s);
     }
-    let given: Vec<&Correction> = last
-        .into_values()
-        .filter(|s| s.corrected.is_some())
-        .collect();
+    let given: Vec<&Correction> = last.into_values().filter(|s| s.corrected.is_some()).collect();
     if given.is_empty() {
         return Err(DropReason::Skipped);
     }
     let mut votes: BTreeMap<String, Vec<&Correction>> = BTreeMap::new();
     for s in &given {
-        votes
-            .entry(comparable(s.corrected.as_deref().unwrap_or_default()))
-            .or_default()
-            .push(s);
+        votes.entry(comparable(s.corrected.as_deref().unwrap_or_default())).or_default().push(s);
     }
-    let trusted: Vec<_> = votes
-        .iter()
-        .filter(|v| v.1.iter().any(|s| s.trusted))
-        .collect();
-    let agreed: Vec<_> = votes
-        .iter()
-        .filter(|v| v.1.len() >= policy.people_needed as usize)
-        .collect();
-    let winners = if trusted.is_empty() {
-        &agreed
-    } else {
-        &trusted
-    };
+    let trusted: Vec<_> = votes.iter().filter(|v| v.1.iter().any(|s| s.trusted)).collect();
+    let agreed: Vec<_> = votes.iter().filter(|v| v.1.len() >= policy.people_needed as usize).collect();
+    let winners = if trusted.is_empty() { &agreed } else { &trusted };
     let group = match winners.as_slice() {
         [one] => one.1,
         [] if votes.len() == 1 => return Err(DropReason::NeedsSecondPerson),
         _ => return Err(DropReason::Disagreement),
     };
-    let first = submissions
-        .iter()
-        .copied()
-        .find(|s| group.iter().any(|g| std::ptr::eq(*g, *s)))
-        .ok_or(DropReason::Skipped)?;
+    let first =
+        submissions.iter().copied().find(|s| group.iter().any(|g| std::ptr::eq(*g, *s))).ok_or(DropReason::Skipped)?;
     let chosen = first.corrected.clone().unwrap_or_default();
     let people = group.iter().map(|s| s.person.clone()).collect();
     let diff = texts(first, &chosen, policy)?;
-    Ok(Agreed {
-        correction: first,
-        chosen,
-        people,
-        diff,
-    })
+    Ok(Agreed { correction: first, chosen, people, diff })
 }
 
 /// Gates on the two texts.
@@ -137,29 +107,19 @@ fn texts(c: &Correction, chosen: &str, policy: &DatasetPolicyV1) -> Result<Diff,
     }
     let d = diff(&c.output, chosen).map_err(|_| DropReason::TooLong)?;
     if d.ratio < policy.min_edit_ratio || d.ratio > policy.max_edit_ratio {
-        return Err(DropReason::EditRatio {
-            per_mille: (d.ratio * 1000.0).round() as u32,
-        });
+        return Err(DropReason::EditRatio { per_mille: (d.ratio * 1000.0).round() as u32 });
     }
     Ok(d)
 }
 
 /// Whether the evaluation set knows this sample.
-pub(super) fn contamination(
-    c: &Correction,
-    guard: &EvalGuard,
-    questions: &[String],
-) -> Result<(), DropReason> {
+pub(super) fn contamination(c: &Correction, guard: &EvalGuard, questions: &[String]) -> Result<(), DropReason> {
     if let Some(chunk) = c.chunks.iter().find(|x| guard.chunks.contains(*x)) {
-        return Err(DropReason::EvalContamination {
-            what: format!("chunk {chunk}"),
-        });
+        return Err(DropReason::EvalContamination { what: format!("chunk {chunk}") });
     }
     let q = comparable(&c.question).to_lowercase();
     if questions.contains(&q) {
-        return Err(DropReason::EvalContamination {
-            what: "question".to_owned(),
-        });
+        return Err(DropReason::EvalContamination { what: "question".to_owned() });
     }
     Ok(())
 }

@@ -14,11 +14,7 @@ pub(crate) struct Signature([u64; HASHES]);
 impl Signature {
     /// Letters and digits only, lower case; texts shorter than a gram are one gram.
     pub(crate) fn of(text: &str) -> Self {
-        let chars: Vec<char> = text
-            .chars()
-            .filter(|c| c.is_alphanumeric())
-            .flat_map(char::to_lowercase)
-            .collect();
+        let chars: Vec<char> = text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect();
         let mut mins = [u64::MAX; HASHES];
         let mut add = |gram: &[char]| {
             let h = text_hash(gram.iter().collect::<String>().as_bytes());
@@ -40,10 +36,7 @@ impl Signature {
     }
 
     fn bands(&self) -> impl Iterator<Item = u64> + '_ {
-        self.0
-            .chunks(ROWS)
-            .enumerate()
-            .map(|(i, rows)| rows.iter().fold(mix(i as u64), |h, r| mix(h ^ r)))
+        self.0.chunks(ROWS).enumerate().map(|(i, rows)| rows.iter().fold(mix(i as u64), |h, r| mix(h ^ r)))
     }
 }
 
@@ -84,18 +77,9 @@ mod tests {
         let mut d = NearDuplicates::default();
         d.add(Signature::of("Something about the router and its antennas, which is quite another matter altogether."));
         d.add(Signature::of(base));
+        assert_eq!(d.find(&Signature::of(&base.replace("two years", "two  YEARS")), 0.9), Some(1));
         assert_eq!(
-            d.find(
-                &Signature::of(&base.replace("two years", "two  YEARS")),
-                0.9
-            ),
-            Some(1)
-        );
-        assert_eq!(
-            d.find(
-                &Signature::of("How long does the coffee machine need to heat up in the morning?"),
-                0.5
-            ),
+            d.find(&Signature::of("How long does the coffee machine need to heat up in the morning?"), 0.5),
             None
         );
     }

@@ -145,12 +145,7 @@ impl DatasetV1 {
             .split(|b| *b == b'\n')
             .enumerate()
             .filter(|(_, l)| !l.is_empty())
-            .map(|(i, l)| {
-                serde_json::from_slice(l).map_err(|e| DatasetError::Line {
-                    line: i + 1,
-                    why: e.to_string(),
-                })
-            })
+            .map(|(i, l)| serde_json::from_slice(l).map_err(|e| DatasetError::Line { line: i + 1, why: e.to_string() }))
             .collect()
     }
 
@@ -159,12 +154,7 @@ impl DatasetV1 {
     /// # Errors
     /// [`DatasetError::Write`] when a sample cannot be written as JSON.
     pub fn dpo_jsonl(&self) -> Result<Vec<u8>, DatasetError> {
-        let assistant = |text: &str| {
-            [Message {
-                role: "assistant".to_owned(),
-                content: text.to_owned(),
-            }]
-        };
+        let assistant = |text: &str| [Message { role: "assistant".to_owned(), content: text.to_owned() }];
         let rows = self.samples.iter().filter(|s| s.split == Split::Train).map(|s| {
             let prompt = &s.messages[..s.messages.len().saturating_sub(1)];
             serde_json::json!({ "prompt": prompt, "chosen": assistant(s.chosen()), "rejected": assistant(&s.rejected) })
@@ -204,22 +194,13 @@ pub fn build(
     for c in corrections {
         by_interaction.entry(&c.interaction_id).or_default().push(c);
     }
-    let questions: Vec<String> = guard
-        .questions
-        .iter()
-        .map(|q| comparable(q).to_lowercase())
-        .collect();
+    let questions: Vec<String> = guard.questions.iter().map(|q| comparable(q).to_lowercase()).collect();
     let mut dropped = Vec::new();
-    let mut drop_it = |id: &str, reason| {
-        dropped.push(Dropped {
-            interaction_id: id.to_owned(),
-            reason,
-        })
-    };
+    let mut drop_it = |id: &str, reason| dropped.push(Dropped { interaction_id: id.to_owned(), reason });
     let mut samples: Vec<SampleV1> = Vec::new();
     for (id, submissions) in by_interaction {
-        let settled = settle(&submissions, policy)
-            .and_then(|a| contamination(a.correction, guard, &questions).map(|()| a));
+        let settled =
+            settle(&submissions, policy).and_then(|a| contamination(a.correction, guard, &questions).map(|()| a));
         match settled {
             Ok(a) => samples.push(sample(policy, a)),
             Err(reason) => drop_it(id, reason),
@@ -229,12 +210,7 @@ pub fn build(
     let mut seen = NearDuplicates::default();
     let mut kept: Vec<SampleV1> = Vec::new();
     for s in samples {
-        let question = s
-            .messages
-            .iter()
-            .rev()
-            .nth(1)
-            .map_or("", |m| m.content.as_str());
+        let question = s.messages.iter().rev().nth(1).map_or("", |m| m.content.as_str());
         let signature = Signature::of(&format!("{question}\n{}", s.chosen()));
         match seen.find(&signature, policy.near_duplicate) {
             Some(of) => {
@@ -252,12 +228,7 @@ pub fn build(
     }
     let jsonl = write_lines(kept.iter())?;
     dropped.sort_by(|a, b| a.interaction_id.cmp(&b.interaction_id));
-    Ok(DatasetV1 {
-        digest: Digest::of(&jsonl),
-        jsonl,
-        samples: kept,
-        dropped,
-    })
+    Ok(DatasetV1 { digest: Digest::of(&jsonl), jsonl, samples: kept, dropped })
 }
 
 /// Removes samples of people with more than their share, last ids first; the allowance follows the size that remains.
@@ -269,11 +240,7 @@ fn over_share(share: f64, samples: &mut Vec<SampleV1>) -> Vec<(SampleV1, String)
         for p in samples.iter().flat_map(|s| &s.people) {
             *counts.entry(p).or_default() += 1;
         }
-        let Some((person, _)) = counts
-            .into_iter()
-            .filter(|c| c.1 > allowed)
-            .max_by_key(|c| c.1)
-        else {
+        let Some((person, _)) = counts.into_iter().filter(|c| c.1 > allowed).max_by_key(|c| c.1) else {
             return removed;
         };
         let person = person.to_owned();
@@ -286,10 +253,7 @@ fn over_share(share: f64, samples: &mut Vec<SampleV1>) -> Vec<(SampleV1, String)
 
 fn sample(policy: &DatasetPolicyV1, a: Agreed<'_>) -> SampleV1 {
     let c = a.correction;
-    let message = |role: &str, content: &str| Message {
-        role: role.to_owned(),
-        content: content.to_owned(),
-    };
+    let message = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
     let mut messages = Vec::with_capacity(3);
     if let Some(system) = c.system.as_deref().filter(|s| !s.is_empty()) {
         messages.push(message("system", system));
@@ -298,16 +262,11 @@ fn sample(policy: &DatasetPolicyV1, a: Agreed<'_>) -> SampleV1 {
     messages.push(message("assistant", &a.chosen));
     let id = Digest::of(format!("{}\0{}\0{}", c.interaction_id, c.question, a.chosen).as_bytes());
     let group = Digest::of(format!("split\0{}", c.group).as_bytes()).0;
-    let bucket = f64::from(u32::from_be_bytes([group[0], group[1], group[2], group[3]]))
-        / f64::from(u32::MAX);
+    let bucket = f64::from(u32::from_be_bytes([group[0], group[1], group[2], group[3]])) / f64::from(u32::MAX);
     SampleV1 {
         id: id.to_hex(),
         interaction_id: c.interaction_id.clone(),
-        split: if bucket < policy.holdout_share {
-            Split::Holdout
-        } else {
-            Split::Train
-        },
+        split: if bucket < policy.holdout_share { Split::Holdout } else { Split::Train },
         group: c.group.clone(),
         messages,
         rejected: c.output.clone(),

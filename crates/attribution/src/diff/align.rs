@@ -40,11 +40,7 @@ struct Table {
 impl Table {
     fn at(&self, i: usize, j: usize) -> u16 {
         let k = j + self.half;
-        if k < i || k - i >= self.width {
-            FAR
-        } else {
-            self.cells[i * self.width + (k - i)]
-        }
+        if k < i || k - i >= self.width { FAR } else { self.cells[i * self.width + (k - i)] }
     }
     fn set(&mut self, i: usize, j: usize, v: u16) {
         let k = j + self.half - i;
@@ -58,29 +54,12 @@ impl Table {
 pub fn align<T: PartialEq>(a: &[T], b: &[T]) -> Vec<Op> {
     // A common prefix and suffix are kept as they are; both are part of an optimal alignment under this tie-break
     // only for the suffix (the trace starts there), so the prefix is left to the table.
-    let suffix = a
-        .iter()
-        .rev()
-        .zip(b.iter().rev())
-        .take_while(|(x, y)| x == y)
-        .count();
+    let suffix = a.iter().rev().zip(b.iter().rev()).take_while(|(x, y)| x == y).count();
     let (n, m) = (a.len() - suffix, b.len() - suffix);
     let spread = n.max(m);
-    let half = if spread <= FULL_LIMIT {
-        n
-    } else {
-        BAND + n.saturating_sub(m)
-    };
-    let ahead = if spread <= FULL_LIMIT {
-        m
-    } else {
-        BAND + m.saturating_sub(n)
-    };
-    let mut t = Table {
-        half,
-        width: half + ahead + 1,
-        cells: Vec::new(),
-    };
+    let half = if spread <= FULL_LIMIT { n } else { BAND + n.saturating_sub(m) };
+    let ahead = if spread <= FULL_LIMIT { m } else { BAND + m.saturating_sub(n) };
+    let mut t = Table { half, width: half + ahead + 1, cells: Vec::new() };
     t.cells = vec![FAR; (n + 1) * t.width];
     for i in 0..=n {
         for j in i.saturating_sub(half)..=m.min(i + ahead) {
@@ -96,10 +75,7 @@ pub fn align<T: PartialEq>(a: &[T], b: &[T]) -> Vec<Op> {
         }
     }
     let mut ops = Vec::with_capacity(a.len().max(b.len()));
-    ops.extend((0..suffix).map(|k| Op::Keep {
-        a: a.len() - 1 - k,
-        b: b.len() - 1 - k,
-    }));
+    ops.extend((0..suffix).map(|k| Op::Keep { a: a.len() - 1 - k, b: b.len() - 1 - k }));
     let (mut i, mut j) = (n, m);
     while i > 0 || j > 0 {
         let here = t.at(i, j);
@@ -107,11 +83,7 @@ pub fn align<T: PartialEq>(a: &[T], b: &[T]) -> Vec<Op> {
             let same = a[i - 1] == b[j - 1];
             if here == t.at(i - 1, j - 1) + u16::from(!same) {
                 (i, j) = (i - 1, j - 1);
-                ops.push(if same {
-                    Op::Keep { a: i, b: j }
-                } else {
-                    Op::Substitute { a: i, b: j }
-                });
+                ops.push(if same { Op::Keep { a: i, b: j } } else { Op::Substitute { a: i, b: j } });
                 continue;
             }
         }
@@ -138,35 +110,16 @@ mod tests {
 
     #[test]
     fn textbook_distances() {
-        let d = |a: &str, b: &str| {
-            cost(&align(
-                &a.chars().collect::<Vec<_>>(),
-                &b.chars().collect::<Vec<_>>(),
-            ))
-        };
-        assert_eq!(
-            (
-                d("kitten", "sitting"),
-                d("saturday", "sunday"),
-                d("", "abc"),
-                d("abc", "")
-            ),
-            (3, 3, 3, 3)
-        );
+        let d = |a: &str, b: &str| cost(&align(&a.chars().collect::<Vec<_>>(), &b.chars().collect::<Vec<_>>()));
+        assert_eq!((d("kitten", "sitting"), d("saturday", "sunday"), d("", "abc"), d("abc", "")), (3, 3, 3, 3));
     }
 
     #[test]
     fn the_tie_break_is_diagonal_then_deletion_then_insertion() {
         let ops = align(&['a', 'b'], &['b', 'c']);
-        assert_eq!(
-            ops,
-            vec![Op::Substitute { a: 0, b: 0 }, Op::Substitute { a: 1, b: 1 }]
-        );
+        assert_eq!(ops, vec![Op::Substitute { a: 0, b: 0 }, Op::Substitute { a: 1, b: 1 }]);
         // One of two equal tokens is redundant: seen from the end the first one is.
-        assert_eq!(
-            align(&['x', 'x'], &['x']),
-            vec![Op::Delete { a: 0 }, Op::Keep { a: 1, b: 0 }]
-        );
+        assert_eq!(align(&['x', 'x'], &['x']), vec![Op::Delete { a: 0 }, Op::Keep { a: 1, b: 0 }]);
     }
 
     #[test]

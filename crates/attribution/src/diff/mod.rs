@@ -75,10 +75,7 @@ pub fn diff(original: &str, corrected: &str) -> Result<Diff, DiffError> {
     let (a, b) = (tokenize(original), tokenize(corrected));
     let tokens = a.len().max(b.len());
     if tokens > align::MAX_TOKENS {
-        return Err(DiffError::TooLong {
-            tokens,
-            limit: align::MAX_TOKENS,
-        });
+        return Err(DiffError::TooLong { tokens, limit: align::MAX_TOKENS });
     }
     let words = |t: &[Token]| t.iter().map(|t| t.text.clone()).collect::<Vec<_>>();
     let (wa, wb) = (words(&a), words(&b));
@@ -93,18 +90,8 @@ pub fn diff(original: &str, corrected: &str) -> Result<Diff, DiffError> {
             corrected: span(corrected, &b, r.b),
         })
         .collect();
-    let ratio = if tokens == 0 {
-        0.0
-    } else {
-        f64::from(distance) / tokens as f64
-    };
-    Ok(Diff {
-        edits,
-        original_tokens: a.len() as u32,
-        corrected_tokens: b.len() as u32,
-        distance,
-        ratio,
-    })
+    let ratio = if tokens == 0 { 0.0 } else { f64::from(distance) / tokens as f64 };
+    Ok(Diff { edits, original_tokens: a.len() as u32, corrected_tokens: b.len() as u32, distance, ratio })
 }
 
 /// Token ranges of one edit, half open.
@@ -128,10 +115,7 @@ fn merge(ops: &[Op]) -> Vec<Ranges> {
         if change {
             match out.last_mut().filter(|_| open) {
                 Some(last) => (last.a.1, last.b.1) = (i + da, j + db),
-                None => out.push(Ranges {
-                    a: (i, i + da),
-                    b: (j, j + db),
-                }),
+                None => out.push(Ranges { a: (i, i + da), b: (j, j + db) }),
             }
         }
         (i, j, open) = (i + da, j + db, change);
@@ -150,10 +134,7 @@ fn word_order(ranges: Vec<Ranges>, a: &[String], b: &[String]) -> Vec<Ranges> {
     let mut out: Vec<Ranges> = Vec::new();
     for r in ranges {
         if let Some(last) = out.last_mut() {
-            let joined = Ranges {
-                a: (last.a.0, r.a.1),
-                b: (last.b.0, r.b.1),
-            };
+            let joined = Ranges { a: (last.a.0, r.a.1), b: (last.b.0, r.b.1) };
             let one_sided = |x: &Ranges| x.a.0 == x.a.1 || x.b.0 == x.b.1;
             if r.a.0 - last.a.1 <= ORDER_REACH
                 && one_sided(last)
@@ -186,24 +167,11 @@ fn span(text: &str, tokens: &[Token], (first, end): (usize, usize)) -> Span {
         (tokens[first].start, tokens[end - 1].end)
     } else {
         // An empty span sits at the end of the token before it.
-        let at = if first > 0 {
-            tokens[first - 1].end
-        } else {
-            Position::default()
-        };
+        let at = if first > 0 { tokens[first - 1].end } else { Position::default() };
         (at, at)
     };
-    let text = text
-        .get(start.utf8 as usize..stop.utf8 as usize)
-        .unwrap_or_default()
-        .to_owned();
-    Span {
-        start,
-        end: stop,
-        first_token: first as u32,
-        end_token: end as u32,
-        text,
-    }
+    let text = text.get(start.utf8 as usize..stop.utf8 as usize).unwrap_or_default().to_owned();
+    Span { start, end: stop, first_token: first as u32, end_token: end as u32, text }
 }
 
 #[cfg(test)]
@@ -212,37 +180,19 @@ mod tests {
 
     fn short(original: &str, corrected: &str) -> Vec<(EditKind, String, String)> {
         let d = diff(original, corrected).unwrap();
-        d.edits
-            .into_iter()
-            .map(|e| (e.kind, e.original.text, e.corrected.text))
-            .collect()
+        d.edits.into_iter().map(|e| (e.kind, e.original.text, e.corrected.text)).collect()
     }
 
     #[test]
     fn the_four_types_in_two_languages() {
         use EditKind::{Missing, Redundant, Substitute, WordOrder};
         let s = |k, a: &str, b: &str| vec![(k, a.to_owned(), b.to_owned())];
-        assert_eq!(
-            short("The battery lasts 18 hours.", "The battery lasts 24 hours."),
-            s(Substitute, "18", "24")
-        );
-        assert_eq!(
-            short("It charges in hour.", "It charges in one hour."),
-            s(Missing, "", "one")
-        );
+        assert_eq!(short("The battery lasts 18 hours.", "The battery lasts 24 hours."), s(Substitute, "18", "24"));
+        assert_eq!(short("It charges in hour.", "It charges in one hour."), s(Missing, "", "one"));
         assert_eq!(short("the the price", "the price"), s(Redundant, "the", ""));
-        assert_eq!(
-            short("保修期为两年。", "保修期为三年。"),
-            s(Substitute, "两", "三")
-        );
-        assert_eq!(
-            short("冰箱里没什么东西也做饭", "冰箱里没什么东西也能做饭"),
-            s(Missing, "", "能")
-        );
-        assert_eq!(
-            short("它虽然不贵", "虽然它不贵"),
-            s(WordOrder, "它虽然", "虽然它")
-        );
+        assert_eq!(short("保修期为两年。", "保修期为三年。"), s(Substitute, "两", "三"));
+        assert_eq!(short("冰箱里没什么东西也做饭", "冰箱里没什么东西也能做饭"), s(Missing, "", "能"));
+        assert_eq!(short("它虽然不贵", "虽然它不贵"), s(WordOrder, "它虽然", "虽然它"));
     }
 
     #[test]
@@ -257,12 +207,6 @@ mod tests {
     #[test]
     fn too_long_is_an_error_with_the_limit() {
         let text = "x ".repeat(20_001);
-        assert_eq!(
-            diff(&text, "x"),
-            Err(DiffError::TooLong {
-                tokens: 20_001,
-                limit: 20_000
-            })
-        );
+        assert_eq!(diff(&text, "x"), Err(DiffError::TooLong { tokens: 20_001, limit: 20_000 }));
     }
 }

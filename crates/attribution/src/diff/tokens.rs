@@ -49,11 +49,7 @@ pub fn tokenize(text: &str) -> Vec<Token> {
     let mut push = |piece: &str, start: Position| {
         let end = start.after(piece);
         if !piece.trim().is_empty() {
-            out.push(Token {
-                text: piece.nfc().collect(),
-                start,
-                end,
-            });
+            out.push(Token { text: piece.nfc().collect(), start, end });
         }
         end
     };
@@ -78,38 +74,14 @@ mod tests {
         let t = tokenize("ok 👍🏽\r\n价格 x");
         let words: Vec<&str> = t.iter().map(|t| t.text.as_str()).collect();
         assert_eq!(words, ["ok", "👍🏽", "价", "格", "x"]);
-        assert_eq!(
-            t[1].start,
-            Position {
-                scalar: 3,
-                utf8: 3,
-                utf16: 3
-            }
-        );
-        assert_eq!(
-            t[2].start,
-            Position {
-                scalar: 7,
-                utf8: 13,
-                utf16: 9
-            }
-        );
-        assert_eq!(
-            t[4].end,
-            Position {
-                scalar: 11,
-                utf8: 21,
-                utf16: 13
-            }
-        );
+        assert_eq!(t[1].start, Position { scalar: 3, utf8: 3, utf16: 3 });
+        assert_eq!(t[2].start, Position { scalar: 7, utf8: 13, utf16: 9 });
+        assert_eq!(t[4].end, Position { scalar: 11, utf8: 21, utf16: 13 });
     }
 
     #[test]
     fn composed_and_decomposed_letters_are_the_same_token() {
-        assert_eq!(
-            tokenize("cafe\u{301}")[0].text,
-            tokenize("caf\u{e9}")[0].text
-        );
+        assert_eq!(tokenize("cafe\u{301}")[0].text, tokenize("caf\u{e9}")[0].text);
         assert_eq!(tokenize("cafe\u{301}")[0].end.scalar, 5);
     }
 }

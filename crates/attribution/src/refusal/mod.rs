@@ -56,44 +56,23 @@ pub struct Detection {
 pub fn detect(answer: &str) -> Detection {
     let text = normalise::answer(answer);
     if text.is_empty() {
-        let rule = if answer.trim().is_empty() {
-            "empty"
-        } else {
-            "only_code_or_quotes"
-        };
-        let kind = if answer.trim().is_empty() {
-            AnswerKind::Unknown
-        } else {
-            AnswerKind::Answered
-        };
-        return Detection {
-            kind,
-            rule: Some(Cow::Borrowed(rule)),
-        };
+        let rule = if answer.trim().is_empty() { "empty" } else { "only_code_or_quotes" };
+        let kind = if answer.trim().is_empty() { AnswerKind::Unknown } else { AnswerKind::Answered };
+        return Detection { kind, rule: Some(Cow::Borrowed(rule)) };
     }
     let (head, tail) = (head(&text), tail(&text));
     for rule in RULES.iter() {
-        let place = if rule.place == Where::Head {
-            head
-        } else {
-            tail
-        };
+        let place = if rule.place == Where::Head { head } else { tail };
         if rule.pattern.is_match(place) {
             let kind = match rule.says {
                 Says::Abstained => AnswerKind::Abstained,
                 Says::Refused => AnswerKind::Refused,
                 Says::Unclear => AnswerKind::Unknown,
             };
-            return Detection {
-                kind,
-                rule: Some(Cow::Borrowed(rule.name)),
-            };
+            return Detection { kind, rule: Some(Cow::Borrowed(rule.name)) };
         }
     }
-    Detection {
-        kind: AnswerKind::Answered,
-        rule: None,
-    }
+    Detection { kind: AnswerKind::Answered, rule: None }
 }
 
 fn is_cjk(c: char) -> bool {
@@ -101,11 +80,7 @@ fn is_cjk(c: char) -> bool {
 }
 
 /// Byte length of the first `words` words, where every CJK character counts as `words / cjk` of a word.
-fn prefix_len(
-    chars: impl Iterator<Item = (usize, char)>,
-    words: usize,
-    cjk: usize,
-) -> Option<usize> {
+fn prefix_len(chars: impl Iterator<Item = (usize, char)>, words: usize, cjk: usize) -> Option<usize> {
     let (mut budget, step_word, step_cjk) = (words * cjk, cjk, words);
     for (at, c) in chars {
         let cost = if is_cjk(c) {
@@ -128,9 +103,8 @@ fn head(text: &str) -> &str {
 }
 
 fn tail(text: &str) -> &str {
-    prefix_len(text.char_indices().rev(), TAIL_WORDS, TAIL_CJK).map_or(text, |at| {
-        &text[at + text[at..].chars().next().map_or(0, char::len_utf8)..]
-    })
+    prefix_len(text.char_indices().rev(), TAIL_WORDS, TAIL_CJK)
+        .map_or(text, |at| &text[at + text[at..].chars().next().map_or(0, char::len_utf8)..])
 }
 
 #[cfg(test)]
@@ -156,12 +130,7 @@ mod tests {
             "请先关闭电源，再按住复位键五秒。如果无法连接，请检查路由器。",
             "保修期为两年。不能在水下使用。",
         ] {
-            assert_eq!(
-                kind(text),
-                AnswerKind::Answered,
-                "{text}: {:?}",
-                detect(text)
-            );
+            assert_eq!(kind(text), AnswerKind::Answered, "{text}: {:?}", detect(text));
         }
     }
 
@@ -184,12 +153,7 @@ mod tests {
             "这个问题我无法回答。",
             "<think>The user asks for the price; fine.</think>I'm sorry, I can't help with that.",
         ] {
-            assert_eq!(
-                kind(text),
-                AnswerKind::Refused,
-                "{text}: {:?}",
-                detect(text)
-            );
+            assert_eq!(kind(text), AnswerKind::Refused, "{text}: {:?}", detect(text));
         }
         let late = "Your question touches several matters. The first one is about the router and the second one about the bill, and \
             both were asked before by other people in many different forms and in many different places, so there is a lot of text \
@@ -208,28 +172,16 @@ mod tests {
             "根据提供的资料，文档中没有提到保修期。",
             "抱歉，没有找到相关信息。",
         ] {
-            assert_eq!(
-                kind(text),
-                AnswerKind::Abstained,
-                "{text}: {:?}",
-                detect(text)
-            );
+            assert_eq!(kind(text), AnswerKind::Abstained, "{text}: {:?}", detect(text));
         }
         assert_eq!(AnswerKind::Abstained.label(), Some(LabelKind::Abstained));
-        assert_eq!(
-            AnswerKind::Unknown.label(),
-            None,
-            "unknown never counts as a failure"
-        );
+        assert_eq!(AnswerKind::Unknown.label(), None, "unknown never counts as a failure");
     }
 
     #[test]
     fn nothing_to_read_is_unknown_and_pure_code_is_an_answer() {
         assert_eq!(kind("  \n"), AnswerKind::Unknown);
         assert_eq!(kind("```sh\nls\n```"), AnswerKind::Answered);
-        assert_eq!(
-            kind("As an AI, I must clarify that Totoro is a fictional character."),
-            AnswerKind::Unknown
-        );
+        assert_eq!(kind("As an AI, I must clarify that Totoro is a fictional character."), AnswerKind::Unknown);
     }
 }

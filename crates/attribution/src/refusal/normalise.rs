@@ -10,19 +10,14 @@ use unicode_normalization::UnicodeNormalization;
 const MAX_CHARS: usize = 20_000;
 
 fn literal(pattern: &str) -> Regex {
-    #[expect(
-        clippy::expect_used,
-        reason = "the pattern is a literal of this file, compiled in a unit test"
-    )]
+    #[expect(clippy::expect_used, reason = "the pattern is a literal of this file, compiled in a unit test")]
     Regex::new(pattern).expect("literal pattern")
 }
 
 static THINK: LazyLock<Regex> = LazyLock::new(|| literal(r"(?is)<think>.*?(</think>|$)"));
 static CODE: LazyLock<Regex> = LazyLock::new(|| literal(r"(?s)```.*?(```|$)|`[^`\n]*`"));
 static QUOTED: LazyLock<Regex> = LazyLock::new(|| {
-    literal(
-        "\"[^\"\\n]{0,400}\"|\u{300c}[^\u{300d}]{0,400}\u{300d}|\u{300e}[^\u{300f}]{0,400}\u{300f}",
-    )
+    literal("\"[^\"\\n]{0,400}\"|\u{300c}[^\u{300d}]{0,400}\u{300d}|\u{300e}[^\u{300f}]{0,400}\u{300f}")
 });
 static QUOTED_LINE: LazyLock<Regex> = LazyLock::new(|| literal(r"(?m)^\s*>.*$"));
 
@@ -43,13 +38,7 @@ fn straight(c: char) -> char {
 /// NFKC, straight quotes, nothing invisible; case and white space kept. Also used where corrections are compared.
 #[must_use]
 pub fn normalise_characters(text: &str) -> String {
-    text.chars()
-        .take(MAX_CHARS)
-        .filter(|c| !invisible(*c))
-        .nfkc()
-        .filter(|c| !invisible(*c))
-        .map(straight)
-        .collect()
+    text.chars().take(MAX_CHARS).filter(|c| !invisible(*c)).nfkc().filter(|c| !invisible(*c)).map(straight).collect()
 }
 
 /// The full normalisation of an answer.
@@ -61,11 +50,7 @@ pub(super) fn answer(text: &str) -> String {
     let t = QUOTED.replace_all(&t, " \"\" ");
     let mut out = String::with_capacity(t.len());
     for c in t.chars().flat_map(char::to_lowercase) {
-        let c = if "*_#>~|".contains(c) || c.is_whitespace() {
-            ' '
-        } else {
-            c
-        };
+        let c = if "*_#>~|".contains(c) || c.is_whitespace() { ' ' } else { c };
         if c != ' ' || !(out.is_empty() || out.ends_with(' ')) {
             out.push(c);
         }
@@ -84,10 +69,7 @@ mod tests {
         assert_eq!(answer("\u{ff29} cannot"), "i cannot");
         assert_eq!(answer("<think>I cannot</think>Yes"), "yes");
         assert_eq!(answer("Use `I cannot help` as text"), "use as text");
-        assert_eq!(
-            answer("It said \u{201c}I cannot help\u{201d}."),
-            "it said \"\" ."
-        );
+        assert_eq!(answer("It said \u{201c}I cannot help\u{201d}."), "it said \"\" .");
         assert_eq!(answer(""), "");
     }
 }

@@ -83,8 +83,7 @@ impl Bm25 {
             let idf = ((n - df + 0.5) / (df + 0.5) + 1.0).ln();
             for &(doc, count) in list {
                 let (tf, len) = (f64::from(count), f64::from(self.lengths[doc as usize]));
-                *scores.entry(doc).or_default() +=
-                    idf * tf * (K1 + 1.0) / (tf + K1 * (1.0 - B + B * len / mean));
+                *scores.entry(doc).or_default() += idf * tf * (K1 + 1.0) / (tf + K1 * (1.0 - B + B * len / mean));
             }
         }
         super::ranked(scores.into_iter().collect(), top)
@@ -97,10 +96,7 @@ mod tests {
 
     #[test]
     fn chinese_runs_become_bigrams() {
-        assert_eq!(
-            terms("电池续航 Battery-Life 水"),
-            ["电池", "池续", "续航", "battery", "life", "水"]
-        );
+        assert_eq!(terms("电池续航 Battery-Life 水"), ["电池", "池续", "续航", "battery", "life", "水"]);
     }
 
     #[test]

@@ -5,9 +5,7 @@ mod bm25;
 mod verify;
 
 pub use bm25::{Bm25, terms};
-pub use verify::{
-    CaseKind, ReembedCase, ReembedPolicyV1, ReembedReport, ReembedVerdict, reembed_verify,
-};
+pub use verify::{CaseKind, ReembedCase, ReembedPolicyV1, ReembedReport, ReembedVerdict, reembed_verify};
 
 use std::collections::BTreeMap;
 
@@ -34,24 +32,13 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
         aa += x * x;
         bb += y * y;
     }
-    if aa == 0.0 || bb == 0.0 {
-        0.0
-    } else {
-        dot / (aa.sqrt() * bb.sqrt())
-    }
+    if aa == 0.0 || bb == 0.0 { 0.0 } else { dot / (aa.sqrt() * bb.sqrt()) }
 }
 
 /// The `top` nearest of `vectors` to `query` by cosine, best first.
 #[must_use]
 pub fn dense(query: &[f32], vectors: &[&[f32]], top: usize) -> Vec<(u32, f64)> {
-    ranked(
-        vectors
-            .iter()
-            .enumerate()
-            .map(|(i, v)| (i as u32, cosine(query, v)))
-            .collect(),
-        top,
-    )
+    ranked(vectors.iter().enumerate().map(|(i, v)| (i as u32, cosine(query, v))).collect(), top)
 }
 
 /// Reciprocal rank fusion of rankings (best first): `Σ 1 / (60 + rank)`, rank 1 first.
@@ -71,18 +58,9 @@ pub fn fuse(rankings: &[&[u32]], top: usize) -> Vec<(u32, f64)> {
 #[must_use]
 pub fn max_sim(query: &[Vec<f32>], candidates: &[(u32, Vec<Vec<f32>>)]) -> Vec<(u32, f64)> {
     let score = |tokens: &Vec<Vec<f32>>| -> f64 {
-        query
-            .iter()
-            .map(|q| tokens.iter().map(|t| cosine(q, t)).fold(0.0, f64::max))
-            .sum()
+        query.iter().map(|q| tokens.iter().map(|t| cosine(q, t)).fold(0.0, f64::max)).sum()
     };
-    ranked(
-        candidates
-            .iter()
-            .map(|(id, tokens)| (*id, score(tokens)))
-            .collect(),
-        usize::MAX,
-    )
+    ranked(candidates.iter().map(|(id, tokens)| (*id, score(tokens))).collect(), usize::MAX)
 }
 
 /// nDCG at `k` with binary relevance; `None` when nothing is relevant (no data is not zero).
@@ -93,13 +71,8 @@ pub fn ndcg(ranking: &[u32], relevant: &[u32], k: usize) -> Option<f64> {
     }
     let gain = |rank0: usize| 1.0 / (2.0 + rank0 as f64).log2();
     let ideal: f64 = (0..relevant.len().min(k)).map(gain).sum();
-    let dcg: f64 = ranking
-        .iter()
-        .take(k)
-        .enumerate()
-        .filter(|(_, id)| relevant.contains(id))
-        .map(|(r, _)| gain(r))
-        .sum();
+    let dcg: f64 =
+        ranking.iter().take(k).enumerate().filter(|(_, id)| relevant.contains(id)).map(|(r, _)| gain(r)).sum();
     Some(dcg / ideal)
 }
 
@@ -119,18 +92,9 @@ mod tests {
         assert_eq!(f.iter().map(|x| x.0).collect::<Vec<_>>(), [1, 3, 2]);
         assert!((f[0].1 - (1.0 / 61.0 + 1.0 / 62.0)).abs() < 1e-15);
         // Relevant at ranks 1 and 3 of two relevant: (1 + 0.5) / (1 + 0.63093)
-        assert!(
-            (ndcg(&[7, 1, 8], &[7, 8], 10).unwrap() - 1.5 / 1.630_929_753_571_457_5).abs() < 1e-12
-        );
+        assert!((ndcg(&[7, 1, 8], &[7, 8], 10).unwrap() - 1.5 / 1.630_929_753_571_457_5).abs() < 1e-12);
         assert_eq!(ndcg(&[1], &[], 10), None);
-        assert_eq!(
-            (
-                hit(&[1, 2], &[2], 1),
-                hit(&[1, 2], &[2], 2),
-                hit(&[1], &[], 1)
-            ),
-            (Some(false), Some(true), None)
-        );
+        assert_eq!((hit(&[1, 2], &[2], 1), hit(&[1, 2], &[2], 2), hit(&[1], &[], 1)), (Some(false), Some(true), None));
     }
 
     #[test]

@@ -48,14 +48,7 @@ pub struct ReembedPolicyV1 {
 
 impl Default for ReembedPolicyV1 {
     fn default() -> Self {
-        Self {
-            k: 10,
-            max_ndcg_loss: 0.02,
-            min_accepted: 10,
-            min_improved: 0.5,
-            min_agreement: 0.8,
-            resamples: 2_000,
-        }
+        Self { k: 10, max_ndcg_loss: 0.02, min_accepted: 10, min_improved: 0.5, min_agreement: 0.8, resamples: 2_000 }
     }
 }
 
@@ -120,36 +113,22 @@ fn bootstrap_low(diffs: &[f64], resamples: u32) -> Option<f64> {
 
 /// Best rank (0-based) of a relevant chunk; `len` when absent.
 fn best_rank(ranking: &[u32], relevant: &[u32]) -> usize {
-    ranking
-        .iter()
-        .position(|id| relevant.contains(id))
-        .unwrap_or(usize::MAX)
+    ranking.iter().position(|id| relevant.contains(id)).unwrap_or(usize::MAX)
 }
 
 /// Verifies a re-embedded chunk on logged queries.
 #[must_use]
 pub fn reembed_verify(policy: &ReembedPolicyV1, cases: &[ReembedCase]) -> ReembedReport {
     let k = policy.k as usize;
-    let accepted: Vec<&ReembedCase> = cases
-        .iter()
-        .filter(|c| c.kind == CaseKind::Accepted && !c.relevant.is_empty())
-        .collect();
-    let rejected: Vec<&ReembedCase> = cases
-        .iter()
-        .filter(|c| c.kind == CaseKind::Rejected && !c.relevant.is_empty())
-        .collect();
+    let accepted: Vec<&ReembedCase> =
+        cases.iter().filter(|c| c.kind == CaseKind::Accepted && !c.relevant.is_empty()).collect();
+    let rejected: Vec<&ReembedCase> =
+        cases.iter().filter(|c| c.kind == CaseKind::Rejected && !c.relevant.is_empty()).collect();
     let quality = |of: fn(&ReembedCase) -> &[u32]| -> Vec<f64> {
-        accepted
-            .iter()
-            .filter_map(|c| ndcg(of(c), &c.relevant, k))
-            .collect()
+        accepted.iter().filter_map(|c| ndcg(of(c), &c.relevant, k)).collect()
     };
     let hits = |of: fn(&ReembedCase) -> &[u32]| -> Vec<f64> {
-        accepted
-            .iter()
-            .filter_map(|c| hit(of(c), &c.relevant, k))
-            .map(f64::from)
-            .collect()
+        accepted.iter().filter_map(|c| hit(of(c), &c.relevant, k)).map(f64::from).collect()
     };
     let (before, after) = (quality(|c| &c.before), quality(|c| &c.after));
     let diffs: Vec<f64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
@@ -194,10 +173,7 @@ fn judge(policy: &ReembedPolicyV1, r: &mut ReembedReport) {
     let mut fail = Vec::new();
     let mut missing = Vec::new();
     if r.accepted < policy.min_accepted {
-        missing.push(format!(
-            "{} accepted queries, {} are needed",
-            r.accepted, policy.min_accepted
-        ));
+        missing.push(format!("{} accepted queries, {} are needed", r.accepted, policy.min_accepted));
     } else if let (Some(low), Some(change)) = (r.ndcg_change_low, r.ndcg_change)
         && low < -policy.max_ndcg_loss
     {
@@ -209,19 +185,13 @@ fn judge(policy: &ReembedPolicyV1, r: &mut ReembedReport) {
     if let (Some(before), Some(after)) = (r.hit_before, r.hit_after)
         && after + 1e-12 < before - policy.max_ndcg_loss
     {
-        fail.push(format!(
-            "hit@{} falls from {before:.3} to {after:.3}",
-            policy.k
-        ));
+        fail.push(format!("hit@{} falls from {before:.3} to {after:.3}", policy.k));
     }
     let decided = r.improved + r.worsened;
     if r.rejected == 0 {
         missing.push("no rejected query to improve".to_owned());
     } else if decided > 0 && f64::from(r.improved) < policy.min_improved * f64::from(decided) {
-        fail.push(format!(
-            "the right chunk rises on {} and falls on {} rejected queries",
-            r.improved, r.worsened
-        ));
+        fail.push(format!("the right chunk rises on {} and falls on {} rejected queries", r.improved, r.worsened));
     }
     match r.agreement {
         None => missing.push("no query with both rankings".to_owned()),
@@ -259,46 +229,25 @@ mod tests {
 
     #[test]
     fn a_better_vector_passes_and_a_worse_one_fails_with_numbers() {
-        let mut good: Vec<ReembedCase> = (0..20)
-            .map(|_| case(CaseKind::Accepted, 1, &[1, 2, 3], &[1, 2, 3]))
-            .collect();
+        let mut good: Vec<ReembedCase> = (0..20).map(|_| case(CaseKind::Accepted, 1, &[1, 2, 3], &[1, 2, 3])).collect();
         good.extend((0..10).map(|_| case(CaseKind::Rejected, 5, &[1, 2, 5], &[5, 1, 2])));
         let r = reembed_verify(&ReembedPolicyV1::default(), &good);
-        assert_eq!(
-            (r.verdict, r.improved, r.ndcg_change),
-            (ReembedVerdict::Pass, 10, Some(0.0)),
-            "{:?}",
-            r.reasons
-        );
+        assert_eq!((r.verdict, r.improved, r.ndcg_change), (ReembedVerdict::Pass, 10, Some(0.0)), "{:?}", r.reasons);
 
         let mut bad = good.clone();
-        bad.iter_mut()
-            .take(10)
-            .for_each(|c| c.after = vec![2, 3, 1]);
+        bad.iter_mut().take(10).for_each(|c| c.after = vec![2, 3, 1]);
         let r = reembed_verify(&ReembedPolicyV1::default(), &bad);
         assert_eq!(r.verdict, ReembedVerdict::Fail);
-        assert!(
-            r.ndcg_change_low.unwrap() < -0.1 && r.reasons[0].contains("nDCG"),
-            "{:?}",
-            r.reasons
-        );
+        assert!(r.ndcg_change_low.unwrap() < -0.1 && r.reasons[0].contains("nDCG"), "{:?}", r.reasons);
     }
 
     #[test]
     fn corrected_text_that_stays_first_is_no_failure_and_missing_data_is_no_success() {
-        let mut cases: Vec<ReembedCase> = (0..20)
-            .map(|_| case(CaseKind::Accepted, 1, &[1, 2], &[1, 2]))
-            .collect();
+        let mut cases: Vec<ReembedCase> = (0..20).map(|_| case(CaseKind::Accepted, 1, &[1, 2], &[1, 2])).collect();
         cases.push(case(CaseKind::Rejected, 1, &[1, 2], &[1, 2]));
-        assert_eq!(
-            reembed_verify(&ReembedPolicyV1::default(), &cases).verdict,
-            ReembedVerdict::Pass
-        );
+        assert_eq!(reembed_verify(&ReembedPolicyV1::default(), &cases).verdict, ReembedVerdict::Pass);
         let r = reembed_verify(&ReembedPolicyV1::default(), &cases[..5]);
         assert_eq!(r.verdict, ReembedVerdict::Inconclusive);
-        assert_eq!(
-            reembed_verify(&ReembedPolicyV1::default(), &[]).agreement,
-            None
-        );
+        assert_eq!(reembed_verify(&ReembedPolicyV1::default(), &[]).agreement, None);
     }
 }

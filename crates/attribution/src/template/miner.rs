@@ -22,12 +22,7 @@ pub struct MinerConfig {
 
 impl Default for MinerConfig {
     fn default() -> Self {
-        Self {
-            prefix_tokens: 1,
-            similarity: 0.5,
-            max_clusters: 10_000,
-            max_tokens: 256,
-        }
+        Self { prefix_tokens: 1, similarity: 0.5, max_clusters: 10_000, max_tokens: 256 }
     }
 }
 
@@ -66,10 +61,7 @@ pub struct TemplateMiner {
 impl TemplateMiner {
     #[must_use]
     pub fn new(config: MinerConfig) -> Self {
-        Self {
-            config,
-            ..Self::default()
-        }
+        Self { config, ..Self::default() }
     }
 
     #[must_use]
@@ -115,20 +107,10 @@ impl TemplateMiner {
                 forgotten: None,
             };
         }
-        let forgotten = (self.clusters.len() >= self.config.max_clusters.max(1))
-            .then(|| self.forget())
-            .flatten();
+        let forgotten = (self.clusters.len() >= self.config.max_clusters.max(1)).then(|| self.forget()).flatten();
         self.next_id += 1;
         let id = self.next_id;
-        self.clusters.insert(
-            id,
-            Cluster {
-                tokens: words,
-                count: 1,
-                last_used: self.clock,
-                leaf,
-            },
-        );
+        self.clusters.insert(id, Cluster { tokens: words, count: 1, last_used: self.clock, leaf });
         self.leaves.entry(leaf).or_default().push(id);
         Mined {
             template_id: format!("mined-{id}"),
@@ -143,13 +125,7 @@ impl TemplateMiner {
         let mut key = words.len().to_string();
         for w in words.iter().take(self.config.prefix_tokens) {
             key.push('\u{1f}');
-            key.push_str(
-                if w.chars().any(|c| c.is_ascii_digit()) || w.contains('<') {
-                    WILD
-                } else {
-                    w
-                },
-            );
+            key.push_str(if w.chars().any(|c| c.is_ascii_digit()) || w.contains('<') { WILD } else { w });
         }
         text_hash(key.as_bytes())
     }
@@ -175,10 +151,7 @@ impl TemplateMiner {
 
     /// Drops the least recently used cluster.
     fn forget(&mut self) -> Option<u64> {
-        let (&id, _) = self
-            .clusters
-            .iter()
-            .min_by_key(|(id, c)| (c.last_used, **id))?;
+        let (&id, _) = self.clusters.iter().min_by_key(|(id, c)| (c.last_used, **id))?;
         let c = self.clusters.remove(&id)?;
         if let Some(list) = self.leaves.get_mut(&c.leaf) {
             list.retain(|x| *x != id);
@@ -201,14 +174,8 @@ mod tests {
         let b = m.observe("Translate the word pear into German please");
         assert!(a.created && !b.created);
         assert_eq!(a.template_id, b.template_id);
-        assert_eq!(
-            b.changed_from.as_deref(),
-            Some("Translate the word apple into German please")
-        );
-        assert_eq!(
-            m.text(&a.template_id).unwrap(),
-            "Translate the word <*> into German please"
-        );
+        assert_eq!(b.changed_from.as_deref(), Some("Translate the word apple into German please"));
+        assert_eq!(m.text(&a.template_id).unwrap(), "Translate the word <*> into German please");
         let c = m.observe("Summarise the following text in three lines");
         assert_ne!(c.template_id, a.template_id);
     }
@@ -219,25 +186,15 @@ mod tests {
         let a = m.observe("请把苹果翻译成英文");
         let b = m.observe("请把香蕉翻译成英文");
         assert_eq!(a.template_id, b.template_id);
-        assert_eq!(
-            m.text(&b.template_id).unwrap(),
-            "请 把 <*> <*> 翻 译 成 英 文"
-        );
+        assert_eq!(m.text(&b.template_id).unwrap(), "请 把 <*> <*> 翻 译 成 英 文");
     }
 
     #[test]
     fn memory_is_bounded_and_ids_are_never_reused() {
-        let mut m = TemplateMiner::new(MinerConfig {
-            max_clusters: 8,
-            ..MinerConfig::default()
-        });
+        let mut m = TemplateMiner::new(MinerConfig { max_clusters: 8, ..MinerConfig::default() });
         let mut ids = std::collections::BTreeSet::new();
         for i in 0..200u32 {
-            let word: String = i
-                .to_string()
-                .chars()
-                .map(|c| char::from(b'a' + c as u8 - b'0'))
-                .collect();
+            let word: String = i.to_string().chars().map(|c| char::from(b'a' + c as u8 - b'0')).collect();
             let mined = m.observe(&format!("{word} only once {word}"));
             assert!(ids.insert(mined.template_id), "ids are new");
             assert_eq!(mined.forgotten.is_some(), i >= 8);

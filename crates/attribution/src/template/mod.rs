@@ -28,9 +28,7 @@ impl TemplateMatch {
     #[must_use]
     pub fn template_id(&self) -> &str {
         match self {
-            Self::Id { template_id } | Self::Hash { template_id } | Self::Text { template_id } => {
-                template_id
-            }
+            Self::Id { template_id } | Self::Hash { template_id } | Self::Text { template_id } => template_id,
             Self::Mined { mined } => &mined.template_id,
         }
     }
@@ -47,8 +45,7 @@ pub struct KnownTemplates {
 impl KnownTemplates {
     /// Registers a template under its id. `{name}` is a placeholder; `{{` and `}}` are literal braces.
     pub fn add(&mut self, template_id: &str, text: &str) {
-        self.by_hash
-            .insert(template_hash(text), template_id.to_owned());
+        self.by_hash.insert(template_hash(text), template_id.to_owned());
         let parts = literals(text);
         let size = parts.iter().map(|p| p.chars().count()).sum();
         self.parts.retain(|p| p.1 != template_id);
@@ -60,10 +57,7 @@ impl KnownTemplates {
     /// end; the one with most literal text wins. A template without literal text never fits.
     #[must_use]
     pub fn match_text(&self, prompt: &str) -> Option<&str> {
-        self.parts
-            .iter()
-            .find(|(size, _, parts)| *size > 0 && fits(prompt, parts))
-            .map(|(_, id, _)| id.as_str())
+        self.parts.iter().find(|(size, _, parts)| *size > 0 && fits(prompt, parts)).map(|(_, id, _)| id.as_str())
     }
 
     /// Recognises the template: sent id, sent hash, text, miner, in this order.
@@ -75,22 +69,14 @@ impl KnownTemplates {
         prompt: &str,
     ) -> TemplateMatch {
         if let Some(id) = sent_id.filter(|i| !i.is_empty()) {
-            return TemplateMatch::Id {
-                template_id: id.to_owned(),
-            };
+            return TemplateMatch::Id { template_id: id.to_owned() };
         }
         if let Some(id) = sent_hash.and_then(|h| self.by_hash.get(h)) {
-            return TemplateMatch::Hash {
-                template_id: id.clone(),
-            };
+            return TemplateMatch::Hash { template_id: id.clone() };
         }
         match self.match_text(prompt) {
-            Some(id) => TemplateMatch::Text {
-                template_id: id.to_owned(),
-            },
-            None => TemplateMatch::Mined {
-                mined: miner.observe(prompt),
-            },
+            Some(id) => TemplateMatch::Text { template_id: id.to_owned() },
+            None => TemplateMatch::Mined { mined: miner.observe(prompt) },
         }
     }
 }
@@ -155,33 +141,16 @@ mod tests {
         let text = "Answer from the notes.\n{context}\nQuestion: {question}\nAnswer:";
         known.add("support-v1", text);
         known.add("bare", "{question}");
-        known.add(
-            "longer",
-            "Answer from the notes.\n{context}\nBe brief.\nQuestion: {question}\nAnswer:",
-        );
+        known.add("longer", "Answer from the notes.\n{context}\nBe brief.\nQuestion: {question}\nAnswer:");
         let mut miner = TemplateMiner::default();
-        let prompt =
-            "Answer from the notes.\nThe hub has two ports.\nQuestion: How many ports?\nAnswer:";
+        let prompt = "Answer from the notes.\nThe hub has two ports.\nQuestion: How many ports?\nAnswer:";
         let mut by = |id, hash: Option<&str>, p: &str| known.resolve(&mut miner, id, hash, p);
-        assert!(matches!(
-            by(Some("given"), None, prompt),
-            TemplateMatch::Id { .. }
-        ));
-        assert!(matches!(
-            by(None, Some(&template_hash(text)), "x"),
-            TemplateMatch::Hash { .. }
-        ));
+        assert!(matches!(by(Some("given"), None, prompt), TemplateMatch::Id { .. }));
+        assert!(matches!(by(None, Some(&template_hash(text)), "x"), TemplateMatch::Hash { .. }));
         assert_eq!(by(None, None, prompt).template_id(), "support-v1");
         let brief = "Answer from the notes.\nA\nBe brief.\nQuestion: B\nAnswer:";
-        assert_eq!(
-            by(None, None, brief).template_id(),
-            "longer",
-            "most literal text wins"
-        );
-        assert!(matches!(
-            by(None, None, "something else"),
-            TemplateMatch::Mined { .. }
-        ));
+        assert_eq!(by(None, None, brief).template_id(), "longer", "most literal text wins");
+        assert!(matches!(by(None, None, "something else"), TemplateMatch::Mined { .. }));
     }
 
     #[test]

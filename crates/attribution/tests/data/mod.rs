@@ -1,18 +1,12 @@
 //! Finds the optional public data sets and reads their simple formats. Tests skip, visibly, when they are absent.
-#![allow(
-    dead_code,
-    clippy::print_stdout,
-    reason = "every test file uses its own part; a skipped test says so"
-)]
+#![allow(dead_code, clippy::print_stdout, reason = "every test file uses its own part; a skipped test says so")]
 
 use std::path::PathBuf;
 
 /// `FLYWHEEL_DATA/<part>` or `../shared/data/<part>` beside the workspace; `None` prints the skip.
 pub fn folder(part: &str) -> Option<PathBuf> {
-    let root = std::env::var_os("FLYWHEEL_DATA").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"),
-        PathBuf::from,
-    );
+    let root = std::env::var_os("FLYWHEEL_DATA")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data"), PathBuf::from);
     let path = root.join(part);
     if path.exists() {
         return Some(path);

@@ -104,9 +104,7 @@ mod tests {
 
     #[test]
     fn pieces_do_not_matter_and_chunks_are_cut_at_8_mib() {
-        let data: Vec<u8> = (0..(CHUNK_SIZE as usize * 2 + 5))
-            .map(|i| (i % 251) as u8)
-            .collect();
+        let data: Vec<u8> = (0..(CHUNK_SIZE as usize * 2 + 5)).map(|i| (i % 251) as u8).collect();
         let whole = ArtefactV1::of_bytes("gguf", &data);
         let mut h = ArtefactHasher::new();
         for piece in data.chunks(1_000_003) {
@@ -115,14 +113,8 @@ mod tests {
         assert_eq!(h.finish("gguf"), whole);
         assert_eq!(whole.chunks.len(), 3);
         assert_eq!(whole.sha256, Digest::of(&data));
-        assert_eq!(
-            whole.chunks[2],
-            Digest::of(&data[CHUNK_SIZE as usize * 2..])
-        );
-        assert_eq!(
-            whole.chunk_range(2),
-            Some((CHUNK_SIZE * 2, CHUNK_SIZE * 2 + 5))
-        );
+        assert_eq!(whole.chunks[2], Digest::of(&data[CHUNK_SIZE as usize * 2..]));
+        assert_eq!(whole.chunk_range(2), Some((CHUNK_SIZE * 2, CHUNK_SIZE * 2 + 5)));
         assert_eq!(whole.chunk_range(3), None);
     }
 }

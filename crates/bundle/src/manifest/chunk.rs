@@ -31,21 +31,13 @@ pub struct ChunkVerifier<'a> {
 impl<'a> ChunkVerifier<'a> {
     #[must_use]
     pub fn new(artefact: &'a ArtefactV1) -> Self {
-        Self {
-            artefact,
-            hash: Sha256::new(),
-            in_chunk: 0,
-            done: 0,
-        }
+        Self { artefact, hash: Sha256::new(), in_chunk: 0, done: 0 }
     }
 
     /// Goes on after `verified_chunks` chunks that an earlier verifier accepted and that are safely stored.
     #[must_use]
     pub fn resume(artefact: &'a ArtefactV1, verified_chunks: usize) -> Self {
-        Self {
-            done: verified_chunks.min(artefact.chunks.len()),
-            ..Self::new(artefact)
-        }
+        Self { done: verified_chunks.min(artefact.chunks.len()), ..Self::new(artefact) }
     }
 
     /// Chunks accepted so far.
@@ -57,9 +49,7 @@ impl<'a> ChunkVerifier<'a> {
     /// Bytes accepted so far; always a chunk boundary or the end of the file.
     #[must_use]
     pub fn verified_bytes(&self) -> u64 {
-        self.artefact
-            .length
-            .min(self.done as u64 * self.artefact.chunk_size)
+        self.artefact.length.min(self.done as u64 * self.artefact.chunk_size)
     }
 
     /// Takes the next bytes.
@@ -70,10 +60,7 @@ impl<'a> ChunkVerifier<'a> {
     pub fn update(&mut self, mut bytes: &[u8]) -> Result<(), ChunkError> {
         while !bytes.is_empty() {
             let Some((from, to)) = self.artefact.chunk_range(self.done) else {
-                return Err(ChunkError::TooLong {
-                    path: self.artefact.path.clone(),
-                    length: self.artefact.length,
-                });
+                return Err(ChunkError::TooLong { path: self.artefact.path.clone(), length: self.artefact.length });
             };
             let room = usize::try_from(to - from - self.in_chunk).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(bytes.len().min(room));
@@ -84,10 +71,7 @@ impl<'a> ChunkVerifier<'a> {
                 let got = Digest(self.hash.finalize_reset().into());
                 self.in_chunk = 0;
                 if self.artefact.chunks.get(self.done) != Some(&got) {
-                    return Err(ChunkError::Mismatch {
-                        path: self.artefact.path.clone(),
-                        index: self.done,
-                    });
+                    return Err(ChunkError::Mismatch { path: self.artefact.path.clone(), index: self.done });
                 }
                 self.done += 1;
             }
@@ -103,11 +87,7 @@ impl<'a> ChunkVerifier<'a> {
     pub fn finish(self) -> Result<(), ChunkError> {
         let got = self.verified_bytes().saturating_add(self.in_chunk);
         if got != self.artefact.length || self.done != self.artefact.chunks.len() {
-            return Err(ChunkError::TooShort {
-                path: self.artefact.path.clone(),
-                got,
-                length: self.artefact.length,
-            });
+            return Err(ChunkError::TooShort { path: self.artefact.path.clone(), got, length: self.artefact.length });
         }
         Ok(())
     }
@@ -116,21 +96,11 @@ impl<'a> ChunkVerifier<'a> {
     ///
     /// # Errors
     /// [`ChunkError::Mismatch`] or [`ChunkError::NoSuchChunk`].
-    pub fn check_chunk(
-        artefact: &ArtefactV1,
-        index: usize,
-        bytes: &[u8],
-    ) -> Result<(), ChunkError> {
+    pub fn check_chunk(artefact: &ArtefactV1, index: usize, bytes: &[u8]) -> Result<(), ChunkError> {
         match artefact.chunks.get(index) {
-            None => Err(ChunkError::NoSuchChunk {
-                path: artefact.path.clone(),
-                index,
-            }),
+            None => Err(ChunkError::NoSuchChunk { path: artefact.path.clone(), index }),
             Some(want) if *want == Digest::of(bytes) => Ok(()),
-            Some(_) => Err(ChunkError::Mismatch {
-                path: artefact.path.clone(),
-                index,
-            }),
+            Some(_) => Err(ChunkError::Mismatch { path: artefact.path.clone(), index }),
         }
     }
 }
@@ -141,9 +111,7 @@ mod tests {
     use super::*;
 
     fn data() -> Vec<u8> {
-        (0..(CHUNK_SIZE as usize + 77))
-            .map(|i| (i % 253) as u8)
-            .collect()
+        (0..(CHUNK_SIZE as usize + 77)).map(|i| (i % 253) as u8).collect()
     }
 
     #[test]
@@ -165,13 +133,7 @@ mod tests {
         let a = ArtefactV1::of_bytes("gguf", &d);
         *d.last_mut().unwrap() ^= 1;
         let mut v = ChunkVerifier::new(&a);
-        assert_eq!(
-            v.update(&d),
-            Err(ChunkError::Mismatch {
-                path: a.path.clone(),
-                index: 1
-            })
-        );
+        assert_eq!(v.update(&d), Err(ChunkError::Mismatch { path: a.path.clone(), index: 1 }));
         *d.last_mut().unwrap() ^= 1;
         v.update(&d[CHUNK_SIZE as usize..]).unwrap();
         v.finish().unwrap();
@@ -191,19 +153,10 @@ mod tests {
 
     #[test]
     fn lengths_beyond_32_bits_are_exact() {
-        let a = ArtefactV1 {
-            length: 5 << 32,
-            chunks: vec![Digest::of(b""); 2560],
-            ..ArtefactV1::of_bytes("gguf", b"")
-        };
+        let a =
+            ArtefactV1 { length: 5 << 32, chunks: vec![Digest::of(b""); 2560], ..ArtefactV1::of_bytes("gguf", b"") };
         assert_eq!(a.chunk_range(2559), Some((2559 * CHUNK_SIZE, 5 << 32)));
-        assert_eq!(
-            ChunkVerifier::resume(&a, 2559).verified_bytes(),
-            2559 * CHUNK_SIZE
-        );
-        assert!(matches!(
-            ChunkVerifier::resume(&a, 2559).finish(),
-            Err(ChunkError::TooShort { .. })
-        ));
+        assert_eq!(ChunkVerifier::resume(&a, 2559).verified_bytes(), 2559 * CHUNK_SIZE);
+        assert!(matches!(ChunkVerifier::resume(&a, 2559).finish(), Err(ChunkError::TooShort { .. })));
     }
 }

@@ -27,9 +27,7 @@ pub enum ManifestError {
     Malformed(String),
     #[error("manifest has format {0}, this build reads format 1: update the app")]
     UnknownFormat(u64),
-    #[error(
-        "manifest holds the unknown key `{0}`: only keys that begin with `x-` may be added to format 1"
-    )]
+    #[error("manifest holds the unknown key `{0}`: only keys that begin with `x-` may be added to format 1")]
     UnknownKey(String),
     #[error("manifest is not in canonical form: write it with `ManifestV1::to_bytes`")]
     NotCanonical,
@@ -198,9 +196,7 @@ impl ProbeCheck {
             Self::NotEmpty => !answer.trim().is_empty(),
             Self::ContainsAny { values } => {
                 let answer = answer.to_ascii_lowercase();
-                values
-                    .iter()
-                    .any(|v| answer.contains(&v.to_ascii_lowercase()))
+                values.iter().any(|v| answer.contains(&v.to_ascii_lowercase()))
             }
         }
     }
@@ -249,15 +245,13 @@ impl ManifestV1 {
         if bytes.len() as u64 > MAX_MANIFEST_BYTES {
             return Err(ManifestError::TooLarge(bytes.len() as u64));
         }
-        let value: Value =
-            serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))?;
+        let value: Value = serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))?;
         match value.get("format").and_then(Value::as_u64) {
             Some(1) => {}
             Some(other) => return Err(ManifestError::UnknownFormat(other)),
             None => return Err(ManifestError::Malformed("no `format` number".to_owned())),
         }
-        let manifest: Self =
-            serde_json::from_value(value).map_err(|e| ManifestError::Malformed(e.to_string()))?;
+        let manifest: Self = serde_json::from_value(value).map_err(|e| ManifestError::Malformed(e.to_string()))?;
         if manifest.to_bytes()? != bytes {
             return Err(ManifestError::NotCanonical);
         }
@@ -287,11 +281,8 @@ impl ManifestV1 {
     #[must_use]
     pub fn build_for(&self, facts: &DeviceFactsV1) -> Option<&BuildV1> {
         self.builds.iter().find(|b| {
-            let class = b.device_classes.is_empty()
-                || facts
-                    .class
-                    .as_ref()
-                    .is_some_and(|c| b.device_classes.contains(c));
+            let class =
+                b.device_classes.is_empty() || facts.class.as_ref().is_some_and(|c| b.device_classes.contains(c));
             let runtime = b.runtime == "any" || facts.runtime.as_ref() == Some(&b.runtime);
             let ram = b.min_ram_bytes == 0 || facts.ram_bytes.is_some_and(|r| r >= b.min_ram_bytes);
             class && runtime && ram
@@ -308,8 +299,5 @@ impl BuildV1 {
 }
 
 fn from_canonical(e: CanonicalError) -> ManifestError {
-    ManifestError::Invalid {
-        field: "x-*".to_owned(),
-        why: e.to_string(),
-    }
+    ManifestError::Invalid { field: "x-*".to_owned(), why: e.to_string() }
 }

@@ -8,8 +8,8 @@ use super::plan::{Content, PublishPlan, WriteMode, WriteOp};
 use super::repository::{Live, RepositoryState, half_used};
 use super::unsigned::{SignedMetadata, Unsigned};
 use crate::tuf::{
-    ASSIGNMENT_TARGET, Document, FileMeta, Floors, Role, Signed, Snapshot, TIMESTAMP_PATH,
-    TargetFile, Targets, Timestamp, TrustedRoot, check_fresh, target_location,
+    ASSIGNMENT_TARGET, Document, FileMeta, Floors, Role, Signed, Snapshot, TIMESTAMP_PATH, TargetFile, Targets,
+    Timestamp, TrustedRoot, check_fresh, target_location,
 };
 use crate::verify::state_for_publisher as state;
 use chrono::{DateTime, SubsecRound, Utc};
@@ -56,55 +56,33 @@ pub fn assemble(
     if let Some(root) = &changes.root {
         trusted.update(root.bytes.as_slice().into())?;
     }
-    let targets = offline(
-        state,
-        &changes.targets,
-        Role::Targets,
-        Some(&state.targets.bytes),
-    )?;
+    let targets = offline(state, &changes.targets, Role::Targets, Some(&state.targets.bytes))?;
     let live = state.live.as_ref();
-    let catalog = offline(
-        state,
-        &changes.catalog,
-        Role::Catalog,
-        live.map(|l| &l.catalog.bytes),
-    )?;
+    let catalog = offline(state, &changes.catalog, Role::Catalog, live.map(|l| &l.catalog.bytes))?;
 
     let assignment = pick_assignment(state, changes.assignment)?;
-    let assignment_bytes = serde_json::to_vec(&assignment)
-        .map_err(|e| PublishError::Assignment(format!("cannot be written: {e}")))?;
+    let assignment_bytes =
+        serde_json::to_vec(&assignment).map_err(|e| PublishError::Assignment(format!("cannot be written: {e}")))?;
     let rollout_targets = BTreeMap::from([(
         ASSIGNMENT_TARGET.to_owned(),
         TargetFile::new(assignment_bytes.len() as u64, Digest::of(&assignment_bytes)),
     )]);
     let rollout = sign_rollout(state, rollout_targets, signers, expiries, now)?;
-    let metas = [
-        (Role::Targets, &targets),
-        (Role::Catalog, &catalog),
-        (Role::Rollout, &rollout),
-    ]
-    .map(|(role, file)| (role.meta_name(), FileMeta::of(file.version, &file.bytes)));
+    let metas = [(Role::Targets, &targets), (Role::Catalog, &catalog), (Role::Rollout, &rollout)]
+        .map(|(role, file)| (role.meta_name(), FileMeta::of(file.version, &file.bytes)));
     let snapshot = sign_snapshot(state, &trusted, metas.into(), signers, expiries, now)?;
     let timestamp = Timestamp {
         version: state.next_version(Role::Timestamp),
         expires: expiries.from(Role::Timestamp, now),
-        meta: [(
-            "snapshot.json".to_owned(),
-            FileMeta::of(snapshot.version, &snapshot.bytes),
-        )]
-        .into(),
+        meta: [("snapshot.json".to_owned(), FileMeta::of(snapshot.version, &snapshot.bytes))].into(),
         issued: Some(now),
     };
-    let timestamp =
-        Unsigned::new(Role::Timestamp, timestamp.version, &timestamp)?.sign(signers.timestamp)?;
+    let timestamp = Unsigned::new(Role::Timestamp, timestamp.version, &timestamp)?.sign(signers.timestamp)?;
 
     let files = [timestamp, snapshot, targets, catalog, rollout];
     let after = check(&trusted, &files, assignment, now)?;
     let mut ops = content_ops(state, &after, &changes.manifests)?;
-    ops.push(create(
-        target_location(ASSIGNMENT_TARGET, &Digest::of(&assignment_bytes)),
-        assignment_bytes,
-    ));
+    ops.push(create(target_location(ASSIGNMENT_TARGET, &Digest::of(&assignment_bytes)), assignment_bytes));
     ops.extend(metadata_ops(state, files, changes.root));
     Ok(PublishPlan { ops, after })
 }
@@ -118,56 +96,32 @@ fn offline(
 ) -> Result<SignedMetadata, PublishError> {
     let refuse = |why: String| Err(PublishError::Role { role, why });
     match (new, present) {
-        (Some(file), _) if file.role != role => {
-            refuse(format!("got {} metadata instead", file.role))
-        }
-        (Some(file), _)
-            if file.version < state.next_version(role)
-                && present.is_none_or(|p| **p != *file.bytes) =>
-        {
+        (Some(file), _) if file.role != role => refuse(format!("got {} metadata instead", file.role)),
+        (Some(file), _) if file.version < state.next_version(role) && present.is_none_or(|p| **p != *file.bytes) => {
             let want = state.next_version(role);
-            refuse(format!(
-                "version {} is taken, the next is {want}: make and sign it again",
-                file.version
-            ))
+            refuse(format!("version {} is taken, the next is {want}: make and sign it again", file.version))
         }
         (Some(file), _) => Ok(file.clone()),
         (None, Some(bytes)) => {
             let version = state.taken_now(role);
-            Ok(SignedMetadata {
-                role,
-                version,
-                bytes: bytes.to_vec(),
-            })
+            Ok(SignedMetadata { role, version, bytes: bytes.to_vec() })
         }
         (None, None) => refuse("nothing is published yet: pass a signed one".to_owned()),
     }
 }
 
-fn pick_assignment(
-    state: &RepositoryState,
-    new: Option<AssignmentV1>,
-) -> Result<AssignmentV1, PublishError> {
+fn pick_assignment(state: &RepositoryState, new: Option<AssignmentV1>) -> Result<AssignmentV1, PublishError> {
     match (new, state.assignment()) {
-        (Some(new), _) if new.v != 1 => Err(PublishError::Assignment(format!(
-            "version {}, not 1",
-            new.v
-        ))),
-        (Some(new), Some(old)) if new.app != old.app => Err(PublishError::Assignment(format!(
-            "is for app {}, not {}",
-            new.app, old.app
-        ))),
+        (Some(new), _) if new.v != 1 => Err(PublishError::Assignment(format!("version {}, not 1", new.v))),
+        (Some(new), Some(old)) if new.app != old.app => {
+            Err(PublishError::Assignment(format!("is for app {}, not {}", new.app, old.app)))
+        }
         (Some(new), Some(old)) if new.serial <= old.serial && new != *old => {
-            Err(PublishError::Assignment(format!(
-                "serial {} does not rise above {}",
-                new.serial, old.serial
-            )))
+            Err(PublishError::Assignment(format!("serial {} does not rise above {}", new.serial, old.serial)))
         }
         (Some(new), _) => Ok(new),
         (None, Some(old)) => Ok(old.clone()),
-        (None, None) => Err(PublishError::Assignment(
-            "the first publication needs one".to_owned(),
-        )),
+        (None, None) => Err(PublishError::Assignment("the first publication needs one".to_owned())),
     }
 }
 
@@ -180,8 +134,7 @@ fn sign_rollout(
 ) -> Result<SignedMetadata, PublishError> {
     if let Some(live) = &state.live {
         let old = &live.rollout.document;
-        let same = old.targets == targets
-            && signed_by(&live.rollout.bytes, Role::Rollout, signers.rollout);
+        let same = old.targets == targets && signed_by(&live.rollout.bytes, Role::Rollout, signers.rollout);
         if same && !half_used(expiries, Role::Rollout, old.expires, now) {
             return Ok(kept(Role::Rollout, &live.rollout));
         }
@@ -215,11 +168,7 @@ fn sign_snapshot(
         }
     }
     let version = state.next_version(Role::Snapshot);
-    let document = Snapshot {
-        version,
-        expires: expiries.from(Role::Snapshot, now),
-        meta,
-    };
+    let document = Snapshot { version, expires: expiries.from(Role::Snapshot, now), meta };
     Unsigned::new(Role::Snapshot, version, &document)?.sign(signers.snapshot)
 }
 
@@ -236,11 +185,7 @@ fn signed_by(bytes: &[u8], role: Role, signers: &[&dyn RoleSigner]) -> bool {
 }
 
 fn kept<T: Document>(role: Role, signed: &Signed<T>) -> SignedMetadata {
-    SignedMetadata {
-        role,
-        version: signed.document.version(),
-        bytes: signed.bytes.to_vec(),
-    }
+    SignedMetadata { role, version: signed.document.version(), bytes: signed.bytes.to_vec() }
 }
 
 /// Verifies the whole set like a device without history.
@@ -256,9 +201,8 @@ fn check(
     let timestamp = trusted.timestamp(bytes(timestamp), &none)?;
     let snapshot = trusted.snapshot(bytes(snapshot), &timestamp.document, &none)?;
     let targets = trusted.targets(bytes(targets), &snapshot.document)?;
-    let delegated = |role: Role, file: &SignedMetadata| {
-        trusted.delegated(role, bytes(file), &snapshot.document, &targets.document)
-    };
+    let delegated =
+        |role: Role, file: &SignedMetadata| trusted.delegated(role, bytes(file), &snapshot.document, &targets.document);
     let catalog = delegated(Role::Catalog, catalog)?;
     let rollout = delegated(Role::Rollout, rollout)?;
     check_fresh(Role::Root, trusted.root(), now)?;
@@ -279,13 +223,7 @@ fn check(
         trusted: trusted.clone(),
         targets,
         taken: taken.into(),
-        live: Some(Live {
-            timestamp,
-            snapshot,
-            catalog,
-            rollout,
-            assignment,
-        }),
+        live: Some(Live { timestamp, snapshot, catalog, rollout, assignment }),
         unpublished: false,
     })
 }
@@ -306,21 +244,11 @@ fn content_ops(
         }
         let location = target_location(path, &sha256);
         if path.starts_with("blobs/") {
-            let content = Content::Blob {
-                sha256,
-                length: file.length,
-            };
-            blobs.push(WriteOp {
-                path: location,
-                content,
-                mode: WriteMode::CreateOnly,
-            });
+            let content = Content::Blob { sha256, length: file.length };
+            blobs.push(WriteOp { path: location, content, mode: WriteMode::CreateOnly });
         } else {
             let why = || "is new in the catalog: pass its manifest bytes".to_owned();
-            let bytes = given.get(&sha256).ok_or_else(|| PublishError::Bundle {
-                bundle: sha256,
-                why: why(),
-            })?;
+            let bytes = given.get(&sha256).ok_or_else(|| PublishError::Bundle { bundle: sha256, why: why() })?;
             documents.push(create(location, bytes.to_vec()));
         }
     }
@@ -329,20 +257,12 @@ fn content_ops(
 }
 
 fn create(path: String, bytes: Vec<u8>) -> WriteOp {
-    WriteOp {
-        path,
-        content: Content::Bytes(bytes),
-        mode: WriteMode::CreateOnly,
-    }
+    WriteOp { path, content: Content::Bytes(bytes), mode: WriteMode::CreateOnly }
 }
 
 /// Roles, targets, snapshot, root, timestamp. A new root comes late because between it and the timestamp that
 /// its new keys sign devices can fetch nothing.
-fn metadata_ops(
-    state: &RepositoryState,
-    files: [SignedMetadata; 5],
-    root: Option<SignedMetadata>,
-) -> Vec<WriteOp> {
+fn metadata_ops(state: &RepositoryState, files: [SignedMetadata; 5], root: Option<SignedMetadata>) -> Vec<WriteOp> {
     let [timestamp, snapshot, targets, catalog, rollout] = files;
     let mut ops: Vec<WriteOp> = [catalog, rollout, targets, snapshot]
         .into_iter()
@@ -350,18 +270,13 @@ fn metadata_ops(
         .map(|f| create(f.role.path(f.version), f.bytes))
         .collect();
     if state.unpublished {
-        ops.push(create(
-            Role::Root.path(state.root().version),
-            state.root_bytes().to_vec(),
-        ));
+        ops.push(create(Role::Root.path(state.root().version), state.root_bytes().to_vec()));
     }
     ops.extend(root.map(|r| create(Role::Root.path(r.version), r.bytes)));
     ops.push(WriteOp {
         path: TIMESTAMP_PATH.to_owned(),
         content: Content::Bytes(timestamp.bytes),
-        mode: WriteMode::CompareAndSwap {
-            expected: state.timestamp_digest(),
-        },
+        mode: WriteMode::CompareAndSwap { expected: state.timestamp_digest() },
     });
     ops
 }

@@ -38,21 +38,12 @@ pub fn catalog_next(
     expiries: &Expiries,
     now: DateTime<Utc>,
 ) -> Result<Unsigned, PublishError> {
-    let mut targets = state
-        .catalog()
-        .map(|c| c.targets.clone())
-        .unwrap_or_default();
+    let mut targets = state.catalog().map(|c| c.targets.clone()).unwrap_or_default();
     let mut policy = state.release_policy();
     if let Some(floor) = edit.raise_floor {
         if floor < policy.security_epoch_floor {
-            let why = format!(
-                "floor {floor} is below the present {}",
-                policy.security_epoch_floor
-            );
-            return Err(PublishError::Role {
-                role: Role::Catalog,
-                why,
-            });
+            let why = format!("floor {floor} is below the present {}", policy.security_epoch_floor);
+            return Err(PublishError::Role { role: Role::Catalog, why });
         }
         policy.security_epoch_floor = floor;
     }
@@ -88,10 +79,7 @@ fn add(
         return refuse(format!("security epoch {epoch} is below the floor {floor}"));
     }
     let path = manifest.target_path();
-    if targets
-        .get(&path)
-        .is_some_and(|t| t.hashes.sha256 != bundle)
-    {
+    if targets.get(&path).is_some_and(|t| t.hashes.sha256 != bundle) {
         return refuse(format!("`{path}` is another bundle: take the next seq"));
     }
     let custom = TargetCustom {
@@ -101,14 +89,9 @@ fn add(
         kind: manifest.kind,
         security_epoch: manifest.security_epoch,
     };
-    let custom = serde_json::to_value(custom).map_err(|e| PublishError::Role {
-        role: Role::Catalog,
-        why: e.to_string(),
-    })?;
-    let file = TargetFile {
-        custom: Some(custom),
-        ..TargetFile::new(bytes.len() as u64, bundle)
-    };
+    let custom =
+        serde_json::to_value(custom).map_err(|e| PublishError::Role { role: Role::Catalog, why: e.to_string() })?;
+    let file = TargetFile { custom: Some(custom), ..TargetFile::new(bytes.len() as u64, bundle) };
     targets.insert(path, file);
     for file in manifest.files() {
         targets.insert(file.path.clone(), TargetFile::new(file.length, file.sha256));
@@ -117,12 +100,8 @@ fn add(
 }
 
 fn listed(targets: &BTreeMap<String, TargetFile>) -> BTreeMap<Digest, String> {
-    let manifests = targets
-        .iter()
-        .filter(|(path, _)| !path.starts_with("blobs/"));
-    manifests
-        .map(|(path, file)| (file.hashes.sha256, path.clone()))
-        .collect()
+    let manifests = targets.iter().filter(|(path, _)| !path.starts_with("blobs/"));
+    manifests.map(|(path, file)| (file.hashes.sha256, path.clone())).collect()
 }
 
 fn revoke(
@@ -133,10 +112,7 @@ fn revoke(
     let known = listed(targets);
     for bundle in bundles {
         if !known.contains_key(bundle) {
-            return Err(PublishError::Bundle {
-                bundle: *bundle,
-                why: "is not in the catalog".to_owned(),
-            });
+            return Err(PublishError::Bundle { bundle: *bundle, why: "is not in the catalog".to_owned() });
         }
     }
     let all: BTreeSet<Digest> = policy.revoked.iter().chain(bundles).copied().collect();
@@ -155,12 +131,7 @@ fn retire(
     let mut stay = listed(targets);
     let in_use = state.assignment().map(named_bundles).unwrap_or_default();
     for bundle in &edit.retire {
-        let refuse = |why: &str| {
-            Err(PublishError::Bundle {
-                bundle: *bundle,
-                why: why.to_owned(),
-            })
-        };
+        let refuse = |why: &str| Err(PublishError::Bundle { bundle: *bundle, why: why.to_owned() });
         if in_use.contains(bundle) {
             return refuse("is named by the assignment in force: move the devices off it first");
         }
@@ -177,10 +148,7 @@ fn retire(
     }
     if let Some(bundle) = stay.keys().next() {
         let why = "stays in the catalog: pass its manifest in `kept`".to_owned();
-        return Err(PublishError::Bundle {
-            bundle: *bundle,
-            why,
-        });
+        return Err(PublishError::Bundle { bundle: *bundle, why });
     }
     targets.retain(|path, _| !path.starts_with("blobs/") || needed.contains(path));
     Ok(())
@@ -188,16 +156,8 @@ fn retire(
 
 /// Every bundle an assignment can send a device to.
 pub(super) fn named_bundles(assignment: &AssignmentV1) -> BTreeSet<Digest> {
-    let rollouts = assignment
-        .rollouts
-        .iter()
-        .flat_map(|r| [r.treatment_bundle, r.control_bundle]);
-    assignment
-        .default_bundle
-        .into_iter()
-        .chain(rollouts)
-        .chain(assignment.pins.values().copied())
-        .collect()
+    let rollouts = assignment.rollouts.iter().flat_map(|r| [r.treatment_bundle, r.control_bundle]);
+    assignment.default_bundle.into_iter().chain(rollouts).chain(assignment.pins.values().copied()).collect()
 }
 
 /// Whether an assignment may be published over a catalog: every bundle it names (treatment, fall-back, default,
@@ -220,19 +180,11 @@ fn check_over(view: &CatalogView, assignment: &AssignmentV1) -> Result<(), Publi
         }
         if entry.security_epoch < view.floor {
             let epoch = entry.security_epoch;
-            return refuse(format!(
-                "security epoch {epoch} is below the floor {}",
-                view.floor
-            ));
+            return refuse(format!("security epoch {epoch} is below the floor {}", view.floor));
         }
     }
     for r in &assignment.rollouts {
-        let bad = |why: &str| {
-            Err(PublishError::Assignment(format!(
-                "rollout {}: {why}",
-                r.rollout_id
-            )))
-        };
+        let bad = |why: &str| Err(PublishError::Assignment(format!("rollout {}: {why}", r.rollout_id)));
         let inside = |x: PpmRange| x.from <= x.to && u64::from(x.to) <= BUCKETS;
         if !inside(r.treatment) || !inside(r.control) {
             return bad("a range is upside down or beyond 1,000,000");

@@ -4,10 +4,7 @@ use super::error::PublishError;
 use super::keys::RoleSigner;
 use super::repository::RepositoryState;
 use super::unsigned::{SignedMetadata, Unsigned};
-use crate::tuf::{
-    CATALOG_PATHS, DelegatedRole, Delegations, PublicKey, ROLLOUT_PATHS, Role, RoleKeys, Root,
-    Targets,
-};
+use crate::tuf::{CATALOG_PATHS, DelegatedRole, Delegations, PublicKey, ROLLOUT_PATHS, Role, RoleKeys, Root, Targets};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,14 +42,9 @@ impl Expiries {
                 snapshot: d(30),
                 timestamp: d(30),
             },
-            Profile::Full => Self {
-                root: d(365),
-                targets: d(90),
-                catalog: d(60),
-                rollout: d(7),
-                snapshot: d(7),
-                timestamp: d(7),
-            },
+            Profile::Full => {
+                Self { root: d(365), targets: d(90), catalog: d(60), rollout: d(7), snapshot: d(7), timestamp: d(7) }
+            }
         }
     }
 
@@ -86,17 +78,11 @@ impl RoleKeySet {
     /// One key, enough by itself.
     #[must_use]
     pub fn single(key: PublicKey) -> Self {
-        Self {
-            keys: vec![key],
-            threshold: 1,
-        }
+        Self { keys: vec![key], threshold: 1 }
     }
 
     fn role_keys(&self) -> RoleKeys {
-        RoleKeys {
-            keyids: self.keys.iter().map(PublicKey::id).collect(),
-            threshold: self.threshold,
-        }
+        RoleKeys { keyids: self.keys.iter().map(PublicKey::id).collect(), threshold: self.threshold }
     }
 }
 
@@ -135,19 +121,13 @@ impl Keyring {
             let bad = |why: String| PublishError::Keyring(format!("{role}: {why}"));
             let mut own = BTreeSet::new();
             for key in &set.keys {
-                let material = key
-                    .material()
-                    .ok_or_else(|| bad("a key is not Ed25519".to_owned()))?;
+                let material = key.material().ok_or_else(|| bad("a key is not Ed25519".to_owned()))?;
                 if !own.insert(material) {
                     return Err(bad("the same key twice".to_owned()));
                 }
             }
             if set.threshold == 0 || set.threshold as usize > own.len() {
-                return Err(bad(format!(
-                    "threshold {} with {} keys",
-                    set.threshold,
-                    own.len()
-                )));
+                return Err(bad(format!("threshold {} with {} keys", set.threshold, own.len())));
             }
             match role {
                 Role::Rollout | Role::Snapshot | Role::Timestamp => online.extend(own),
@@ -183,8 +163,7 @@ pub fn init_repository(
 ) -> Result<InitialRepository, PublishError> {
     keyring.check()?;
     let root = root_document(keyring, 1, expiries, now).sign_as(Role::Root, root_signers)?;
-    let targets =
-        targets_document(keyring, 1, expiries, now).sign_as(Role::Targets, targets_signers)?;
+    let targets = targets_document(keyring, 1, expiries, now).sign_as(Role::Targets, targets_signers)?;
     let made = InitialRepository { root, targets };
     // The device half decides whether this is a repository.
     RepositoryState::initial(&made)?;
@@ -203,11 +182,7 @@ pub fn root_next(
 ) -> Result<Unsigned, PublishError> {
     keyring.check()?;
     let version = state.root().version.saturating_add(1);
-    Unsigned::new(
-        Role::Root,
-        version,
-        &root_document(keyring, version, expiries, now),
-    )
+    Unsigned::new(Role::Root, version, &root_document(keyring, version, expiries, now))
 }
 
 /// The next targets: new catalog or rollout keys, or a new expiry.
@@ -222,11 +197,7 @@ pub fn targets_next(
 ) -> Result<Unsigned, PublishError> {
     keyring.check()?;
     let version = state.next_version(Role::Targets);
-    Unsigned::new(
-        Role::Targets,
-        version,
-        &targets_document(keyring, version, expiries, now),
-    )
+    Unsigned::new(Role::Targets, version, &targets_document(keyring, version, expiries, now))
 }
 
 fn root_document(keyring: &Keyring, version: u64, expiries: &Expiries, now: DateTime<Utc>) -> Root {
@@ -240,24 +211,12 @@ fn root_document(keyring: &Keyring, version: u64, expiries: &Expiries, now: Date
         version,
         expires: expiries.from(Role::Root, now),
         consistent_snapshot: true,
-        keys: top
-            .iter()
-            .flat_map(|(_, s)| &s.keys)
-            .map(|k| (k.id(), k.clone()))
-            .collect(),
-        roles: top
-            .iter()
-            .map(|(r, s)| (r.as_str().to_owned(), s.role_keys()))
-            .collect(),
+        keys: top.iter().flat_map(|(_, s)| &s.keys).map(|k| (k.id(), k.clone())).collect(),
+        roles: top.iter().map(|(r, s)| (r.as_str().to_owned(), s.role_keys())).collect(),
     }
 }
 
-fn targets_document(
-    keyring: &Keyring,
-    version: u64,
-    expiries: &Expiries,
-    now: DateTime<Utc>,
-) -> Targets {
+fn targets_document(keyring: &Keyring, version: u64, expiries: &Expiries, now: DateTime<Utc>) -> Targets {
     let delegated = |role: Role, set: &RoleKeySet, paths: &[&str]| DelegatedRole {
         name: role.as_str().to_owned(),
         keyids: set.role_keys().keyids,
@@ -283,19 +242,11 @@ fn targets_document(
 
 /// Shorthand for documents whose version is inside.
 trait SignAs {
-    fn sign_as(
-        &self,
-        role: Role,
-        signers: &[&dyn RoleSigner],
-    ) -> Result<SignedMetadata, PublishError>;
+    fn sign_as(&self, role: Role, signers: &[&dyn RoleSigner]) -> Result<SignedMetadata, PublishError>;
 }
 
 impl<T: serde::Serialize + crate::tuf::Document> SignAs for T {
-    fn sign_as(
-        &self,
-        role: Role,
-        signers: &[&dyn RoleSigner],
-    ) -> Result<SignedMetadata, PublishError> {
+    fn sign_as(&self, role: Role, signers: &[&dyn RoleSigner]) -> Result<SignedMetadata, PublishError> {
         Unsigned::new(role, self.version(), self)?.sign(signers)
     }
 }

@@ -46,11 +46,7 @@ impl SecretKey {
     #[must_use]
     pub fn from_seed(role: Role, seed: &[u8; 32]) -> Self {
         let key = SigningKey::from_bytes(seed);
-        Self {
-            role,
-            public: PublicKey::ed25519(&key.verifying_key().to_bytes()),
-            key,
-        }
+        Self { role, public: PublicKey::ed25519(&key.verifying_key().to_bytes()), key }
     }
 
     /// The role this key was made for.
@@ -84,20 +80,13 @@ impl SecretKey {
         let file: KeyFileV1 = serde_json::from_str(text)
             .map_err(|e| PublishError::KeyFile(format!("not a key file (line {})", e.line())))?;
         if file.format != 1 {
-            return Err(PublishError::KeyFile(format!(
-                "format {}, this build reads 1",
-                file.format
-            )));
+            return Err(PublishError::KeyFile(format!("format {}, this build reads 1", file.format)));
         }
         if file.role != role {
-            return Err(PublishError::KeyFile(format!(
-                "holds a {} key, {role} needed",
-                file.role
-            )));
+            return Err(PublishError::KeyFile(format!("holds a {} key, {role} needed", file.role)));
         }
         let mut seed = [0u8; 32];
-        hex::decode_to_slice(&file.private, &mut seed)
-            .map_err(|_| bad("private half is not 32 bytes"))?;
+        hex::decode_to_slice(&file.private, &mut seed).map_err(|_| bad("private half is not 32 bytes"))?;
         let key = Self::from_seed(role, &seed);
         if key.public != file.public || key.public.id() != file.keyid {
             return Err(bad("public and private half do not belong together"));
@@ -132,9 +121,7 @@ mod tests {
         let back = SecretKey::from_file(Role::Catalog, &text).unwrap();
         assert_eq!(back.public(), key.public());
         assert_eq!(back.sign(b"m").unwrap(), key.sign(b"m").unwrap());
-        let wrong_role = SecretKey::from_file(Role::Rollout, &text)
-            .unwrap_err()
-            .to_string();
+        let wrong_role = SecretKey::from_file(Role::Rollout, &text).unwrap_err().to_string();
         assert!(wrong_role.contains("catalog key"), "{wrong_role}");
         let swapped = text.replace(&hex::encode([7u8; 32]), &hex::encode([8u8; 32]));
         assert!(SecretKey::from_file(Role::Catalog, &swapped).is_err());
@@ -145,15 +132,7 @@ mod tests {
         let key = SecretKey::from_seed(Role::Catalog, &[7; 32]);
         let secret = hex::encode([7u8; 32]);
         assert!(!format!("{key:?}").contains(&secret));
-        let broken = key
-            .to_file()
-            .unwrap()
-            .replace("\"format\": 1", &format!("\"format\": \"{secret}\""));
-        assert!(
-            !SecretKey::from_file(Role::Catalog, &broken)
-                .unwrap_err()
-                .to_string()
-                .contains(&secret)
-        );
+        let broken = key.to_file().unwrap().replace("\"format\": 1", &format!("\"format\": \"{secret}\""));
+        assert!(!SecretKey::from_file(Role::Catalog, &broken).unwrap_err().to_string().contains(&secret));
     }
 }

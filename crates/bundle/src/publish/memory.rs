@@ -24,10 +24,7 @@ impl MemoryRepository {
     /// # Errors
     /// The write mode is violated or a blob is missing.
     pub fn apply_first(&mut self, plan: &PublishPlan, limit: usize) -> Result<(), String> {
-        plan.ops
-            .iter()
-            .take(limit)
-            .try_for_each(|op| self.write(op))
+        plan.ops.iter().take(limit).try_for_each(|op| self.write(op))
     }
 
     /// Executes a whole plan.
@@ -52,10 +49,7 @@ impl MemoryRepository {
             Content::Blob { sha256, length } => match self.blobs.get(sha256) {
                 Some(bytes) if bytes.len() as u64 == *length => bytes.clone(),
                 _ => {
-                    return Err(format!(
-                        "{}: blob {sha256} of {length} bytes is not there",
-                        op.path
-                    ));
+                    return Err(format!("{}: blob {sha256} of {length} bytes is not there", op.path));
                 }
             },
         };
@@ -74,9 +68,7 @@ impl MemoryRepository {
 
 impl Fetch for MemoryRepository {
     fn fetch(&self, path: &str, max_len: u64) -> Result<Option<Vec<u8>>, FetchError> {
-        let cut = usize::try_from(max_len)
-            .unwrap_or(usize::MAX)
-            .saturating_add(1);
+        let cut = usize::try_from(max_len).unwrap_or(usize::MAX).saturating_add(1);
         Ok(self.files.get(path).map(|b| b[..b.len().min(cut)].to_vec()))
     }
 }

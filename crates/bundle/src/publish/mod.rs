@@ -19,10 +19,7 @@ mod unsigned;
 pub use assemble::{Changes, OnlineSigners, assemble};
 pub use catalog::{CatalogEdit, catalog_next, check_assignment};
 pub use error::PublishError;
-pub use init::{
-    Expiries, InitialRepository, Keyring, Profile, RoleKeySet, init_repository, root_next,
-    targets_next,
-};
+pub use init::{Expiries, InitialRepository, Keyring, Profile, RoleKeySet, init_repository, root_next, targets_next};
 pub use keys::{RoleSigner, SecretKey, SignError};
 pub use memory::MemoryRepository;
 pub use plan::{Content, PublishPlan, WriteMode, WriteOp};

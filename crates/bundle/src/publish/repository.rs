@@ -4,8 +4,8 @@
 use super::error::PublishError;
 use super::init::{Expiries, InitialRepository};
 use crate::tuf::{
-    Document, Floors, MetadataError, ReleasePolicy, Role, Root, Signed, Snapshot, TIMESTAMP_PATH,
-    Targets, Timestamp, TrustedRoot,
+    Document, Floors, MetadataError, ReleasePolicy, Role, Root, Signed, Snapshot, TIMESTAMP_PATH, Targets, Timestamp,
+    TrustedRoot,
 };
 use crate::verify::state_for_publisher as state;
 use chrono::{DateTime, Utc};
@@ -58,13 +58,7 @@ impl RepositoryState {
         let bytes: Arc<[u8]> = made.targets.bytes.as_slice().into();
         let targets = trusted.targets_alone(bytes)?;
         let taken = [(Role::Targets, targets.document.version)].into();
-        Ok(Self {
-            trusted,
-            targets,
-            live: None,
-            taken,
-            unpublished: true,
-        })
+        Ok(Self { trusted, targets, live: None, taken, unpublished: true })
     }
 
     /// Reads the repository of `app`, starting from a root that is trusted (the one built into the app). `None`
@@ -78,11 +72,7 @@ impl RepositoryState {
         };
         let mut chain = vec![TrustedRoot::from_root(root.into())?];
         while let Some(last) = chain.last() {
-            let Some(next) = get(
-                read,
-                &Role::Root.path(last.root().version.saturating_add(1)),
-            )?
-            else {
+            let Some(next) = get(read, &Role::Root.path(last.root().version.saturating_add(1)))? else {
                 break;
             };
             let mut root = last.clone();
@@ -114,20 +104,10 @@ impl RepositoryState {
     ) -> Result<Self, PublishError> {
         let none = Floors::new(trusted.root());
         let timestamp = trusted.timestamp(timestamp, &none)?;
-        let listed = timestamp
-            .document
-            .meta
-            .get("snapshot.json")
-            .map_or(0, |m| m.version);
+        let listed = timestamp.document.meta.get("snapshot.json").map_or(0, |m| m.version);
         let snapshot = need(read, &Role::Snapshot.path(listed))?;
         let snapshot = trusted.snapshot(snapshot, &timestamp.document, &none)?;
-        let version = |role: Role| {
-            snapshot
-                .document
-                .meta
-                .get(&role.meta_name())
-                .map_or(0, |m| m.version)
-        };
+        let version = |role: Role| snapshot.document.meta.get(&role.meta_name()).map_or(0, |m| m.version);
         let targets = need(read, &Role::Targets.path(version(Role::Targets)))?;
         let targets = trusted.targets(targets, &snapshot.document)?;
         let mut delegated = |role: Role| -> Result<Signed<Targets>, PublishError> {
@@ -139,10 +119,7 @@ impl RepositoryState {
         let (path, length, sha256) = state::assignment_target(&rollout.document)?;
         let bytes = need(read, &path)?;
         if bytes.len() as u64 != length || Digest::of(&bytes) != sha256 {
-            return Err(PublishError::Read {
-                path,
-                why: "content differs from its metadata".to_owned(),
-            });
+            return Err(PublishError::Read { path, why: "content differs from its metadata".to_owned() });
         }
         let assignment = state::read_assignment(&bytes, app, 0)?;
         let taken = [
@@ -155,13 +132,7 @@ impl RepositoryState {
             trusted: trusted.clone(),
             targets,
             taken: taken.into(),
-            live: Some(Live {
-                timestamp,
-                snapshot,
-                catalog,
-                rollout,
-                assignment,
-            }),
+            live: Some(Live { timestamp, snapshot, catalog, rollout, assignment }),
             unpublished: false,
         })
     }
@@ -185,16 +156,8 @@ impl RepositoryState {
     pub fn next_version(&self, role: Role) -> u64 {
         match role {
             Role::Root => self.root().version.saturating_add(1),
-            Role::Timestamp => self
-                .live
-                .as_ref()
-                .map_or(1, |l| l.timestamp.document.version.saturating_add(1)),
-            other => self
-                .taken
-                .get(&other)
-                .copied()
-                .unwrap_or(0)
-                .saturating_add(1),
+            Role::Timestamp => self.live.as_ref().map_or(1, |l| l.timestamp.document.version.saturating_add(1)),
+            other => self.taken.get(&other).copied().unwrap_or(0).saturating_add(1),
         }
     }
 
@@ -225,9 +188,7 @@ impl RepositoryState {
     /// Security epoch floor and revoked bundles.
     #[must_use]
     pub fn release_policy(&self) -> ReleasePolicy {
-        self.catalog()
-            .and_then(|c| c.release_policy.clone())
-            .unwrap_or_default()
+        self.catalog().and_then(|c| c.release_policy.clone()).unwrap_or_default()
     }
 
     /// Digest of the timestamp file, for compare-and-swap; `None` before the first publication.
@@ -240,10 +201,7 @@ impl RepositoryState {
     /// key holders for the others. In the order of [`Role::ALL`].
     #[must_use]
     pub fn due(&self, expiries: &Expiries, now: DateTime<Utc>) -> Vec<Due> {
-        let mut all = vec![
-            (Role::Root, self.root().expires),
-            (Role::Targets, self.targets.document.expires),
-        ];
+        let mut all = vec![(Role::Root, self.root().expires), (Role::Targets, self.targets.document.expires)];
         if let Some(live) = &self.live {
             all.extend([
                 (Role::Timestamp, live.timestamp.document.expires()),
@@ -255,37 +213,23 @@ impl RepositoryState {
         all.sort_by_key(|(role, _)| *role);
         all.into_iter()
             .filter(|(role, expires)| half_used(expiries, *role, *expires, now))
-            .map(|(role, expires)| Due {
-                role,
-                expires,
-                expired: expires <= now,
-            })
+            .map(|(role, expires)| Due { role, expires, expired: expires <= now })
             .collect()
     }
 }
 
 /// Whether less than half of the role's life is left.
-pub(super) fn half_used(
-    expiries: &Expiries,
-    role: Role,
-    expires: DateTime<Utc>,
-    now: DateTime<Utc>,
-) -> bool {
+pub(super) fn half_used(expiries: &Expiries, role: Role, expires: DateTime<Utc>, now: DateTime<Utc>) -> bool {
     expires - now < expiries.life(role) / 2
 }
 
 fn get(read: Reader<'_>, path: &str) -> Result<Option<Vec<u8>>, PublishError> {
-    read(path).map_err(|why| PublishError::Read {
-        path: path.to_owned(),
-        why,
-    })
+    read(path).map_err(|why| PublishError::Read { path: path.to_owned(), why })
 }
 
 fn need(read: Reader<'_>, path: &str) -> Result<Arc<[u8]>, PublishError> {
     match get(read, path)? {
         Some(bytes) => Ok(bytes.into()),
-        None => Err(PublishError::Missing {
-            path: path.to_owned(),
-        }),
+        None => Err(PublishError::Missing { path: path.to_owned() }),
     }
 }

@@ -27,30 +27,15 @@ pub struct SignedMetadata {
 
 impl Unsigned {
     /// Wraps a document.
-    pub(super) fn new<T: Serialize>(
-        role: Role,
-        version: u64,
-        document: &T,
-    ) -> Result<Self, PublishError> {
-        let why = |e: serde_json::Error| PublishError::Role {
-            role,
-            why: e.to_string(),
-        };
+    pub(super) fn new<T: Serialize>(role: Role, version: u64, document: &T) -> Result<Self, PublishError> {
+        let why = |e: serde_json::Error| PublishError::Role { role, why: e.to_string() };
         let mut signed = serde_json::to_value(document).map_err(why)?;
         if let Value::Object(map) = &mut signed {
             map.insert("_type".to_owned(), role.type_word().into());
             map.insert("spec_version".to_owned(), SPEC_VERSION.into());
         }
         let message = olpc_bytes(&signed)?;
-        Ok(Self {
-            role,
-            version,
-            envelope: Envelope {
-                signatures: Vec::new(),
-                signed,
-            },
-            message,
-        })
+        Ok(Self { role, version, envelope: Envelope { signatures: Vec::new(), signed }, message })
     }
 
     /// Exactly the bytes to be signed.
@@ -65,11 +50,7 @@ impl Unsigned {
     /// [`PublishError::Sign`].
     pub fn sign(mut self, signers: &[&dyn RoleSigner]) -> Result<SignedMetadata, PublishError> {
         sign_envelope(self.role, &mut self.envelope, &self.message, signers)?;
-        Ok(SignedMetadata {
-            role: self.role,
-            version: self.version,
-            bytes: json_bytes(&self.envelope)?,
-        })
+        Ok(SignedMetadata { role: self.role, version: self.version, bytes: json_bytes(&self.envelope)? })
     }
 }
 
@@ -77,24 +58,12 @@ impl Unsigned {
 ///
 /// # Errors
 /// Unreadable metadata or a key that cannot sign.
-pub fn add_signatures(
-    role: Role,
-    bytes: &[u8],
-    signers: &[&dyn RoleSigner],
-) -> Result<SignedMetadata, PublishError> {
+pub fn add_signatures(role: Role, bytes: &[u8], signers: &[&dyn RoleSigner]) -> Result<SignedMetadata, PublishError> {
     let mut envelope = Envelope::parse(role, bytes)?;
     let message = envelope.signed_bytes(role)?;
     sign_envelope(role, &mut envelope, &message, signers)?;
-    let version = envelope
-        .signed
-        .get("version")
-        .and_then(Value::as_u64)
-        .unwrap_or(0);
-    Ok(SignedMetadata {
-        role,
-        version,
-        bytes: json_bytes(&envelope)?,
-    })
+    let version = envelope.signed.get("version").and_then(Value::as_u64).unwrap_or(0);
+    Ok(SignedMetadata { role, version, bytes: json_bytes(&envelope)? })
 }
 
 fn sign_envelope(
@@ -107,13 +76,8 @@ fn sign_envelope(
         let keyid = signer.public().id();
         // A key appears once: some clients refuse duplicate key ids.
         envelope.signatures.retain(|s| s.keyid != keyid);
-        let sig = signer
-            .sign(message)
-            .map_err(|source| PublishError::Sign { role, source })?;
-        envelope.signatures.push(Signature {
-            keyid,
-            sig: hex::encode(sig),
-        });
+        let sig = signer.sign(message).map_err(|source| PublishError::Sign { role, source })?;
+        envelope.signatures.push(Signature { keyid, sig: hex::encode(sig) });
     }
     envelope.signatures.sort_by(|a, b| a.keyid.cmp(&b.keyid));
     Ok(())

@@ -30,29 +30,15 @@ impl Envelope {
     /// [`MetadataError::TooLarge`] or [`MetadataError::Malformed`].
     pub fn parse(role: Role, bytes: &[u8]) -> Result<Self, MetadataError> {
         if bytes.len() as u64 > role.max_bytes() {
-            return Err(MetadataError::TooLarge {
-                role,
-                limit: role.max_bytes(),
-            });
+            return Err(MetadataError::TooLarge { role, limit: role.max_bytes() });
         }
         let malformed = |why: String| MetadataError::Malformed { role, why };
         let this: Self = serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))?;
-        let found = this
-            .signed
-            .get("_type")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
+        let found = this.signed.get("_type").and_then(Value::as_str).unwrap_or_default();
         if found != role.type_word() {
-            return Err(malformed(format!(
-                "`_type` is `{found}`, expected `{}`",
-                role.type_word()
-            )));
+            return Err(malformed(format!("`_type` is `{found}`, expected `{}`", role.type_word())));
         }
-        let spec = this
-            .signed
-            .get("spec_version")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
+        let spec = this.signed.get("spec_version").and_then(Value::as_str).unwrap_or_default();
         if !spec.starts_with("1.") {
             return Err(malformed(format!("spec_version `{spec}` is not 1.x")));
         }
@@ -64,10 +50,7 @@ impl Envelope {
     /// # Errors
     /// [`MetadataError::Malformed`] when the document has no canonical form.
     pub fn signed_bytes(&self, role: Role) -> Result<Vec<u8>, MetadataError> {
-        olpc_bytes(&self.signed).map_err(|e| MetadataError::Malformed {
-            role,
-            why: e.to_string(),
-        })
+        olpc_bytes(&self.signed).map_err(|e| MetadataError::Malformed { role, why: e.to_string() })
     }
 
     /// Checks that enough of the role's keys signed. A key counts once, whatever ids it is listed under and
@@ -101,11 +84,7 @@ impl Envelope {
             }
         }
         if counted.len() < needed.threshold as usize {
-            return Err(MetadataError::BelowThreshold {
-                role,
-                valid: counted.len(),
-                threshold: needed.threshold,
-            });
+            return Err(MetadataError::BelowThreshold { role, valid: counted.len(), threshold: needed.threshold });
         }
         Ok(())
     }

@@ -35,9 +35,7 @@ impl PublicKey {
         Self {
             keytype: "ed25519".to_owned(),
             scheme: "ed25519".to_owned(),
-            keyval: KeyVal {
-                public: hex::encode(public),
-            },
+            keyval: KeyVal { public: hex::encode(public) },
         }
     }
 
@@ -78,9 +76,7 @@ impl PublicKey {
     pub fn verifies(&self, message: &[u8], signature: &str) -> bool {
         let mut raw = [0u8; 64];
         match (self.verifier(), hex::decode_to_slice(signature, &mut raw)) {
-            (Ok(Some(key)), Ok(())) => key
-                .verify_strict(message, &Signature::from_bytes(&raw))
-                .is_ok(),
+            (Ok(Some(key)), Ok(())) => key.verify_strict(message, &Signature::from_bytes(&raw)).is_ok(),
             _ => false,
         }
     }
@@ -94,11 +90,7 @@ mod tests {
     #[test]
     fn rfc_8032_vector() {
         let mut public = [0u8; 32];
-        hex::decode_to_slice(
-            "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
-            &mut public,
-        )
-        .unwrap();
+        hex::decode_to_slice("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c", &mut public).unwrap();
         let key = PublicKey::ed25519(&public);
         let sig = "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00";
         assert!(key.verifies(&[0x72], sig));
@@ -109,14 +101,9 @@ mod tests {
     /// Computed with python-tuf 7.0.1: `SSlibKey` id over the same three fields.
     #[test]
     fn key_id_covers_exactly_three_fields() {
-        let canonical = format!(
-            r#"{{"keytype":"ed25519","keyval":{{"public":"{}"}},"scheme":"ed25519"}}"#,
-            "00".repeat(32)
-        );
-        assert_eq!(
-            PublicKey::ed25519(&[0; 32]).id(),
-            Digest::of(canonical.as_bytes()).to_hex()
-        );
+        let canonical =
+            format!(r#"{{"keytype":"ed25519","keyval":{{"public":"{}"}},"scheme":"ed25519"}}"#, "00".repeat(32));
+        assert_eq!(PublicKey::ed25519(&[0; 32]).id(), Digest::of(canonical.as_bytes()).to_hex());
     }
 
     #[test]

@@ -26,9 +26,7 @@ pub(crate) mod tuf_time {
         let text = String::deserialize(d)?;
         NaiveDateTime::parse_from_str(&text, "%Y-%m-%dT%H:%M:%SZ")
             .map(|t| t.and_utc())
-            .map_err(|_| {
-                D::Error::custom(format!("`{text}` is not a time like 2030-01-31T00:00:00Z"))
-            })
+            .map_err(|_| D::Error::custom(format!("`{text}` is not a time like 2030-01-31T00:00:00Z")))
     }
 }
 
@@ -36,18 +34,13 @@ pub(crate) mod tuf_time {
 mod tuf_time_opt {
     use super::*;
 
-    pub(super) fn serialize<S: Serializer>(
-        t: &Option<DateTime<Utc>>,
-        s: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(t: &Option<DateTime<Utc>>, s: S) -> Result<S::Ok, S::Error> {
         match t {
             Some(t) => tuf_time::serialize(t, s),
             None => s.serialize_none(),
         }
     }
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        d: D,
-    ) -> Result<Option<DateTime<Utc>>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<DateTime<Utc>>, D::Error> {
         tuf_time::deserialize(d).map(Some)
     }
 }
@@ -90,23 +83,14 @@ impl FileMeta {
     /// Describes `bytes`.
     #[must_use]
     pub fn of(version: u64, bytes: &[u8]) -> Self {
-        Self {
-            version,
-            length: Some(bytes.len() as u64),
-            hashes: Some(Hashes {
-                sha256: Digest::of(bytes),
-            }),
-        }
+        Self { version, length: Some(bytes.len() as u64), hashes: Some(Hashes { sha256: Digest::of(bytes) }) }
     }
 
     /// Whether `bytes` have the announced length and digest.
     #[must_use]
     pub fn describes(&self, bytes: &[u8]) -> bool {
         self.length.is_none_or(|l| l == bytes.len() as u64)
-            && self
-                .hashes
-                .as_ref()
-                .is_none_or(|h| h.sha256 == Digest::of(bytes))
+            && self.hashes.as_ref().is_none_or(|h| h.sha256 == Digest::of(bytes))
     }
 }
 
@@ -118,11 +102,7 @@ pub struct Timestamp {
     pub expires: DateTime<Utc>,
     pub meta: BTreeMap<String, FileMeta>,
     /// When it was signed (an extra field of ours): lifts a device clock that is behind.
-    #[serde(
-        default,
-        with = "tuf_time_opt",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "tuf_time_opt", skip_serializing_if = "Option::is_none")]
     pub issued: Option<DateTime<Utc>>,
 }
 
@@ -162,11 +142,7 @@ impl TargetFile {
     /// Describes a file.
     #[must_use]
     pub fn new(length: u64, sha256: Digest) -> Self {
-        Self {
-            length,
-            hashes: Hashes { sha256 },
-            custom: None,
-        }
+        Self { length, hashes: Hashes { sha256 }, custom: None }
     }
 }
 
@@ -224,10 +200,7 @@ impl DelegatedRole {
     /// Keys and threshold.
     #[must_use]
     pub fn role_keys(&self) -> RoleKeys {
-        RoleKeys {
-            keyids: self.keyids.clone(),
-            threshold: self.threshold,
-        }
+        RoleKeys { keyids: self.keyids.clone(), threshold: self.threshold }
     }
 }
 
@@ -276,10 +249,7 @@ fn check_role_keys(name: &str, keyids: &[String], threshold: u32) -> Result<(), 
 
 fn check_root(root: &Root) -> Result<(), String> {
     for role in [Role::Root, Role::Timestamp, Role::Snapshot, Role::Targets] {
-        let keys = root
-            .roles
-            .get(role.as_str())
-            .ok_or_else(|| format!("role {role} is missing"))?;
+        let keys = root.roles.get(role.as_str()).ok_or_else(|| format!("role {role} is missing"))?;
         check_role_keys(role.as_str(), &keys.keyids, keys.threshold)?;
     }
     if !root.consistent_snapshot {

@@ -12,12 +12,10 @@ mod trusted;
 pub use envelope::{Envelope, Signature};
 pub use key::{KeyError, PublicKey};
 pub use metadata::{
-    DelegatedRole, Delegations, Document, FileMeta, Hashes, ReleasePolicy, RoleKeys, Root,
-    Snapshot, TargetCustom, TargetFile, Targets, Timestamp, format_time,
+    DelegatedRole, Delegations, Document, FileMeta, Hashes, ReleasePolicy, RoleKeys, Root, Snapshot, TargetCustom,
+    TargetFile, Targets, Timestamp, format_time,
 };
-pub use trusted::{
-    Floors, KeyedFloor, Signed, TrustedRoot, check_fresh, delegation_fingerprint, fingerprint,
-};
+pub use trusted::{Floors, KeyedFloor, Signed, TrustedRoot, check_fresh, delegation_fingerprint, fingerprint};
 
 use flywheel_types::Digest;
 use serde::{Deserialize, Serialize};
@@ -51,14 +49,8 @@ pub enum Role {
 
 impl Role {
     /// Every role.
-    pub const ALL: [Self; 6] = [
-        Self::Root,
-        Self::Timestamp,
-        Self::Snapshot,
-        Self::Targets,
-        Self::Catalog,
-        Self::Rollout,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Root, Self::Timestamp, Self::Snapshot, Self::Targets, Self::Catalog, Self::Rollout];
     /// The roles that a snapshot lists.
     pub const IN_SNAPSHOT: [Self; 3] = [Self::Targets, Self::Catalog, Self::Rollout];
 
@@ -168,17 +160,9 @@ pub enum MetadataError {
     #[error("{role} metadata is larger than {limit} bytes")]
     TooLarge { role: Role, limit: u64 },
     #[error("{role} metadata carries {valid} valid signatures of {threshold} needed")]
-    BelowThreshold {
-        role: Role,
-        valid: usize,
-        threshold: u32,
-    },
+    BelowThreshold { role: Role, valid: usize, threshold: u32 },
     #[error("{role} version {offered} is older than {trusted}, which was accepted before")]
-    Rollback {
-        role: Role,
-        trusted: u64,
-        offered: u64,
-    },
+    Rollback { role: Role, trusted: u64, offered: u64 },
     #[error("{role} is version {got}, version {want} was announced")]
     WrongVersion { role: Role, want: u64, got: u64 },
     #[error("{role} metadata does not have the announced length and digest")]
@@ -188,10 +172,7 @@ pub enum MetadataError {
     #[error("targets metadata does not delegate to {role} as required: {why}")]
     BadDelegation { role: Role, why: String },
     #[error("{role} metadata expired at {expires}")]
-    Expired {
-        role: Role,
-        expires: chrono::DateTime<chrono::Utc>,
-    },
+    Expired { role: Role, expires: chrono::DateTime<chrono::Utc> },
 }
 
 #[cfg(test)]
@@ -200,10 +181,7 @@ mod tests {
 
     #[test]
     fn patterns_do_not_cross_segments() {
-        assert!(path_matches(
-            "bundles/*/*/manifest.json",
-            "bundles/qa/181/manifest.json"
-        ));
+        assert!(path_matches("bundles/*/*/manifest.json", "bundles/qa/181/manifest.json"));
         assert!(!path_matches("bundles/*", "bundles/qa/181/manifest.json"));
         assert!(path_matches("blobs/*", "blobs/ab.gguf"));
         assert!(!path_matches("rollout/*", "blobs/ab.gguf"));
@@ -215,10 +193,7 @@ mod tests {
     #[test]
     fn locations_follow_consistent_snapshots() {
         let d = Digest::of(b"");
-        assert_eq!(
-            target_location(ASSIGNMENT_TARGET, &d),
-            format!("targets/rollout/{d}.assignment.json")
-        );
+        assert_eq!(target_location(ASSIGNMENT_TARGET, &d), format!("targets/rollout/{d}.assignment.json"));
         assert_eq!(Role::Catalog.path(7), "metadata/7.catalog.json");
         assert_eq!(Role::Timestamp.path(7), TIMESTAMP_PATH);
     }

@@ -44,10 +44,7 @@ pub struct KeyedFloor {
 
 impl KeyedFloor {
     fn none() -> Self {
-        Self {
-            keys: Digest([0; 32]),
-            value: 0,
-        }
+        Self { keys: Digest([0; 32]), value: 0 }
     }
 
     /// The floor under `keys`; zero when it was set under others.
@@ -58,10 +55,7 @@ impl KeyedFloor {
 
     /// Raises the floor to `value`, or restarts it under new keys.
     pub fn raise(&mut self, keys: Digest, value: u64) {
-        *self = Self {
-            keys,
-            value: value.max(self.under(keys)),
-        };
+        *self = Self { keys, value: value.max(self.under(keys)) };
     }
 }
 
@@ -91,11 +85,7 @@ impl Floors {
     pub fn rebase(&mut self, root: &Root) {
         if self.keys != root_fingerprint(root) {
             let (security_epoch, assignment) = (self.security_epoch, self.assignment);
-            *self = Self {
-                security_epoch,
-                assignment,
-                ..Self::new(root)
-            };
+            *self = Self { security_epoch, assignment, ..Self::new(root) };
         }
     }
 
@@ -111,10 +101,9 @@ impl Floors {
                 *floor = (*floor).max(*version);
             }
         }
-        for (mine, theirs) in [
-            (&mut self.security_epoch, other.security_epoch),
-            (&mut self.assignment, other.assignment),
-        ] {
+        for (mine, theirs) in
+            [(&mut self.security_epoch, other.security_epoch), (&mut self.assignment, other.assignment)]
+        {
             if mine.keys == theirs.keys {
                 mine.value = mine.value.max(theirs.value);
             }
@@ -157,27 +146,16 @@ pub fn fingerprint<'a>(keys: impl IntoIterator<Item = &'a RoleKeys>) -> Digest {
 }
 
 fn root_fingerprint(root: &Root) -> Digest {
-    fingerprint(
-        [Role::Timestamp, Role::Snapshot]
-            .iter()
-            .filter_map(|r| root.roles.get(r.as_str())),
-    )
+    fingerprint([Role::Timestamp, Role::Snapshot].iter().filter_map(|r| root.roles.get(r.as_str())))
 }
 
 /// Whether a document may still authorise something new at `now`.
 ///
 /// # Errors
 /// [`MetadataError::Expired`] from the moment of expiry on.
-pub fn check_fresh<T: Document>(
-    role: Role,
-    document: &T,
-    now: DateTime<Utc>,
-) -> Result<(), MetadataError> {
+pub fn check_fresh<T: Document>(role: Role, document: &T, now: DateTime<Utc>) -> Result<(), MetadataError> {
     if document.expires() <= now {
-        return Err(MetadataError::Expired {
-            role,
-            expires: document.expires(),
-        });
+        return Err(MetadataError::Expired { role, expires: document.expires() });
     }
     Ok(())
 }
@@ -218,11 +196,7 @@ impl TrustedRoot {
         let (envelope, document) = open::<Root>(Role::Root, &bytes)?;
         let want = self.root().version.saturating_add(1);
         if document.version != want {
-            return Err(MetadataError::WrongVersion {
-                role: Role::Root,
-                want,
-                got: document.version,
-            });
+            return Err(MetadataError::WrongVersion { role: Role::Root, want, got: document.version });
         }
         verify_top(&envelope, Role::Root, self.root())?;
         verify_top(&envelope, Role::Root, &document)?;
@@ -234,11 +208,7 @@ impl TrustedRoot {
     ///
     /// # Errors
     /// Too few signatures, or a version of it or of the snapshot it names below the floor.
-    pub fn timestamp(
-        &self,
-        bytes: Arc<[u8]>,
-        floors: &Floors,
-    ) -> Result<Signed<Timestamp>, MetadataError> {
+    pub fn timestamp(&self, bytes: Arc<[u8]>, floors: &Floors) -> Result<Signed<Timestamp>, MetadataError> {
         let (envelope, document) = open::<Timestamp>(Role::Timestamp, &bytes)?;
         verify_top(&envelope, Role::Timestamp, self.root())?;
         floor(Role::Timestamp, floors.timestamp, document.version)?;
@@ -246,10 +216,7 @@ impl TrustedRoot {
         floor(Role::Snapshot, floors.snapshot, snapshot)?;
         if document.issued.is_some_and(|i| i >= document.expires) {
             let why = "was signed after its own expiry".to_owned();
-            return Err(MetadataError::Malformed {
-                role: Role::Timestamp,
-                why,
-            });
+            return Err(MetadataError::Malformed { role: Role::Timestamp, why });
         }
         Ok(Signed { document, bytes })
     }
@@ -265,10 +232,7 @@ impl TrustedRoot {
         floors: &Floors,
     ) -> Result<Signed<Snapshot>, MetadataError> {
         let role = Role::Snapshot;
-        let meta = timestamp
-            .meta
-            .get("snapshot.json")
-            .ok_or(MetadataError::NotListed { role })?;
+        let meta = timestamp.meta.get("snapshot.json").ok_or(MetadataError::NotListed { role })?;
         if !meta.describes(&bytes) {
             return Err(MetadataError::WrongContent { role });
         }
@@ -276,10 +240,7 @@ impl TrustedRoot {
         verify_top(&envelope, role, self.root())?;
         exact(role, meta.version, document.version)?;
         for listed in Role::IN_SNAPSHOT {
-            let entry = document
-                .meta
-                .get(&listed.meta_name())
-                .ok_or(MetadataError::NotListed { role: listed })?;
+            let entry = document.meta.get(&listed.meta_name()).ok_or(MetadataError::NotListed { role: listed })?;
             floor(listed, floors.role(listed), entry.version)?;
         }
         Ok(Signed { document, bytes })
@@ -300,11 +261,7 @@ impl TrustedRoot {
     ///
     /// # Errors
     /// As [`Self::snapshot`], or [`MetadataError::BadDelegation`].
-    pub fn targets(
-        &self,
-        bytes: Arc<[u8]>,
-        snapshot: &Snapshot,
-    ) -> Result<Signed<Targets>, MetadataError> {
+    pub fn targets(&self, bytes: Arc<[u8]>, snapshot: &Snapshot) -> Result<Signed<Targets>, MetadataError> {
         let (envelope, document) = open_listed(Role::Targets, &bytes, snapshot)?;
         self.check_targets(&envelope, &document)?;
         Ok(Signed { document, bytes })
@@ -312,14 +269,8 @@ impl TrustedRoot {
 
     fn check_targets(&self, envelope: &Envelope, document: &Targets) -> Result<(), MetadataError> {
         verify_top(envelope, Role::Targets, self.root())?;
-        for (role, folders) in [
-            (Role::Catalog, &["bundles/", "blobs/"][..]),
-            (Role::Rollout, &["rollout/"][..]),
-        ] {
-            let bad = |why: &str| MetadataError::BadDelegation {
-                role,
-                why: why.to_owned(),
-            };
+        for (role, folders) in [(Role::Catalog, &["bundles/", "blobs/"][..]), (Role::Rollout, &["rollout/"][..])] {
+            let bad = |why: &str| MetadataError::BadDelegation { role, why: why.to_owned() };
             let delegation = document
                 .delegations
                 .as_ref()
@@ -329,11 +280,7 @@ impl TrustedRoot {
                 return Err(bad("must be terminating"));
             }
             // A wider path would let an online key list what only the release key may.
-            if !delegation
-                .paths
-                .iter()
-                .all(|p| folders.iter().any(|f| p.starts_with(f)))
-            {
+            if !delegation.paths.iter().all(|p| folders.iter().any(|f| p.starts_with(f))) {
                 return Err(bad("paths outside its own folders"));
             }
         }
@@ -352,18 +299,13 @@ impl TrustedRoot {
         snapshot: &Snapshot,
         targets: &Targets,
     ) -> Result<Signed<Targets>, MetadataError> {
-        let missing = || MetadataError::BadDelegation {
-            role,
-            why: "not delegated".to_owned(),
-        };
+        let missing = || MetadataError::BadDelegation { role, why: "not delegated".to_owned() };
         let delegations = targets.delegations.as_ref().ok_or_else(missing)?;
         let delegation = delegations.role(role).ok_or_else(missing)?;
         let (envelope, document) = open_listed(role, &bytes, snapshot)?;
         envelope.verify(role, &delegations.keys, &delegation.role_keys())?;
-        if let Some(stray) = document
-            .targets
-            .keys()
-            .find(|t| !delegation.paths.iter().any(|p| super::path_matches(p, t)))
+        if let Some(stray) =
+            document.targets.keys().find(|t| !delegation.paths.iter().any(|p| super::path_matches(p, t)))
         {
             let why = format!("target `{stray}` is outside the delegated paths");
             return Err(MetadataError::Malformed { role, why });
@@ -375,11 +317,7 @@ impl TrustedRoot {
 /// Fingerprint of the keys behind a delegated role.
 #[must_use]
 pub fn delegation_fingerprint(targets: &Targets, role: Role) -> Digest {
-    let keys = targets
-        .delegations
-        .as_ref()
-        .and_then(|d| d.role(role))
-        .map(super::DelegatedRole::role_keys);
+    let keys = targets.delegations.as_ref().and_then(|d| d.role(role)).map(super::DelegatedRole::role_keys);
     fingerprint(keys.iter())
 }
 
@@ -389,15 +327,8 @@ fn open<T: Document>(role: Role, bytes: &[u8]) -> Result<(Envelope, T), Metadata
     Ok((envelope, document))
 }
 
-fn open_listed(
-    role: Role,
-    bytes: &[u8],
-    snapshot: &Snapshot,
-) -> Result<(Envelope, Targets), MetadataError> {
-    let meta = snapshot
-        .meta
-        .get(&role.meta_name())
-        .ok_or(MetadataError::NotListed { role })?;
+fn open_listed(role: Role, bytes: &[u8], snapshot: &Snapshot) -> Result<(Envelope, Targets), MetadataError> {
+    let meta = snapshot.meta.get(&role.meta_name()).ok_or(MetadataError::NotListed { role })?;
     if !meta.describes(bytes) {
         return Err(MetadataError::WrongContent { role });
     }
@@ -410,20 +341,13 @@ fn verify_top(envelope: &Envelope, role: Role, root: &Root) -> Result<(), Metada
     let keys = root
         .roles
         .get(role.as_str())
-        .ok_or(MetadataError::Malformed {
-            role: Role::Root,
-            why: format!("role {role} is missing"),
-        })?;
+        .ok_or(MetadataError::Malformed { role: Role::Root, why: format!("role {role} is missing") })?;
     envelope.verify(role, &root.keys, keys)
 }
 
 fn floor(role: Role, trusted: u64, offered: u64) -> Result<(), MetadataError> {
     if offered < trusted {
-        return Err(MetadataError::Rollback {
-            role,
-            trusted,
-            offered,
-        });
+        return Err(MetadataError::Rollback { role, trusted, offered });
     }
     Ok(())
 }

@@ -5,8 +5,7 @@ use super::error::{InstallBlocked, VerifyError};
 use super::session::{Refresh, Session};
 use super::state::{CatalogEntry, VerifiedState};
 use super::store::{
-    FileSet, METADATA_RECORD, MetadataV1, StoreError, TRUST_RECORD, TrustStore, TrustV1, decode,
-    encode,
+    FileSet, METADATA_RECORD, MetadataV1, StoreError, TRUST_RECORD, TrustStore, TrustV1, decode, encode,
 };
 use crate::tuf::{Floors, Role, TrustedRoot};
 use chrono::{DateTime, Utc};
@@ -27,10 +26,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            idle_shortcut: true,
-            max_new_roots: 64,
-        }
+        Self { idle_shortcut: true, max_new_roots: 64 }
     }
 }
 
@@ -95,10 +91,8 @@ impl UpdateClient {
     ) -> Result<Self, VerifyError> {
         let mut trusted = TrustedRoot::from_root(root.into())?;
         let mut recovered = false;
-        let trust =
-            load_record::<TrustV1>(&*store, TRUST_RECORD, &mut recovered)?.filter(|t| t.v == 1);
-        let metadata = load_record::<MetadataV1>(&*store, METADATA_RECORD, &mut recovered)?
-            .filter(|m| m.v == 1);
+        let trust = load_record::<TrustV1>(&*store, TRUST_RECORD, &mut recovered)?.filter(|t| t.v == 1);
+        let metadata = load_record::<MetadataV1>(&*store, METADATA_RECORD, &mut recovered)?.filter(|m| m.v == 1);
         let records = [trust.as_ref(), metadata.as_ref().map(|m| &m.trust)];
         for record in records.into_iter().flatten() {
             // A root from an app update may be newer than the stored one; the newest wins.
@@ -128,9 +122,7 @@ impl UpdateClient {
             store_failure: None,
             recovered,
         };
-        client.current = metadata
-            .and_then(|m| m.set)
-            .and_then(|set| client.restore(&set));
+        client.current = metadata.and_then(|m| m.set).and_then(|set| client.restore(&set));
         Ok(client)
     }
 
@@ -149,10 +141,7 @@ impl UpdateClient {
         if let Some(failure) = &self.store_failure {
             return Err(InstallBlocked::TrustNotStored(failure.to_string()));
         }
-        let current = self
-            .current
-            .as_ref()
-            .ok_or(InstallBlocked::NothingVerified)?;
+        let current = self.current.as_ref().ok_or(InstallBlocked::NothingVerified)?;
         let (role, expires) = current.state.valid_until;
         if self.now(clock) >= expires {
             return Err(InstallBlocked::Stale { role, expires });
@@ -168,13 +157,8 @@ impl UpdateClient {
     ///
     /// # Errors
     /// [`InstallBlocked`].
-    pub fn installable(
-        &self,
-        bundle: &Digest,
-        clock: DateTime<Utc>,
-    ) -> Result<&CatalogEntry, InstallBlocked> {
-        self.may_install(clock)?
-            .installable(bundle, self.epoch_floor())
+    pub fn installable(&self, bundle: &Digest, clock: DateTime<Utc>) -> Result<&CatalogEntry, InstallBlocked> {
+        self.may_install(clock)?.installable(bundle, self.epoch_floor())
     }
 
     /// Highest security epoch floor this device has accepted from the present release keys.
@@ -235,13 +219,8 @@ impl UpdateClient {
 
     fn save(&mut self) -> Result<(), StoreError> {
         let root = String::from_utf8_lossy(self.trusted.bytes()).into_owned();
-        let trust = TrustV1 {
-            v: 1,
-            root,
-            floors: self.floors.clone(),
-        };
-        self.store
-            .save(TRUST_RECORD, &encode(TRUST_RECORD, &trust)?)?;
+        let trust = TrustV1 { v: 1, root, floors: self.floors.clone() };
+        self.store.save(TRUST_RECORD, &encode(TRUST_RECORD, &trust)?)?;
         let text = |bytes: &Arc<[u8]>| String::from_utf8_lossy(bytes).into_owned();
         let set = self.current.as_ref().map(|c| FileSet {
             root_version: c.state.versions.get(&Role::Root).copied().unwrap_or(0),
@@ -253,8 +232,7 @@ impl UpdateClient {
             assignment: text(&c.files.assignment),
         });
         let metadata = MetadataV1 { v: 1, trust, set };
-        self.store
-            .save(METADATA_RECORD, &encode(METADATA_RECORD, &metadata)?)
+        self.store.save(METADATA_RECORD, &encode(METADATA_RECORD, &metadata)?)
     }
 }
 

@@ -42,11 +42,9 @@ impl VerifyError {
         use MetadataError as M;
         match self {
             Self::Metadata(M::Expired { .. }) => "stale",
-            Self::Metadata(M::Rollback { .. } | M::NotListed { .. })
-            | Self::AssignmentRollback { .. } => "rollback",
+            Self::Metadata(M::Rollback { .. } | M::NotListed { .. }) | Self::AssignmentRollback { .. } => "rollback",
             Self::Metadata(M::BelowThreshold { .. } | M::BadDelegation { .. }) => "bad_signature",
-            Self::Metadata(M::WrongContent { .. } | M::WrongVersion { .. })
-            | Self::WrongContent { .. } => "mismatch",
+            Self::Metadata(M::WrongContent { .. } | M::WrongVersion { .. }) | Self::WrongContent { .. } => "mismatch",
             Self::Metadata(M::Malformed { .. } | M::TooLarge { .. })
             | Self::TooLarge { .. }
             | Self::TooManyRoots(_)

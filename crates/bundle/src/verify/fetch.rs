@@ -27,11 +27,7 @@ pub trait Fetch {
 ///
 /// # Errors
 /// [`VerifyError`]; what was verified before stays in force.
-pub fn refresh(
-    client: &mut UpdateClient,
-    fetch: &dyn Fetch,
-    clock: DateTime<Utc>,
-) -> Result<Refresh, VerifyError> {
+pub fn refresh(client: &mut UpdateClient, fetch: &dyn Fetch, clock: DateTime<Utc>) -> Result<Refresh, VerifyError> {
     client.begin(clock);
     while let Some(request) = client.next_request() {
         let reply = match fetch.fetch(&request.path, request.max_len) {

@@ -16,9 +16,7 @@ pub use client::{Options, UpdateClient};
 pub use error::{InstallBlocked, VerifyError};
 pub use fetch::{Fetch, FetchError, refresh};
 pub use session::{Refresh, Reply, Request};
-pub use state::{
-    CatalogEntry, EpochCheck, RunPath, VerifiedState, check_epoch_floor, verify_manifest,
-};
+pub use state::{CatalogEntry, EpochCheck, RunPath, VerifiedState, check_epoch_floor, verify_manifest};
 pub use store::{METADATA_RECORD, MemoryTrustStore, StoreError, TRUST_RECORD, TrustStore};
 
 #[cfg(feature = "publish")]

@@ -5,8 +5,8 @@ use super::error::VerifyError;
 use super::state::{self, VerifiedState};
 use super::store::FileSet;
 use crate::tuf::{
-    Document, FileMeta, Floors, MetadataError, Role, Signed, Snapshot, TIMESTAMP_PATH, Targets,
-    Timestamp, check_fresh, delegation_fingerprint,
+    Document, FileMeta, Floors, MetadataError, Role, Signed, Snapshot, TIMESTAMP_PATH, Targets, Timestamp, check_fresh,
+    delegation_fingerprint,
 };
 use chrono::{DateTime, Utc};
 use flywheel_types::Digest;
@@ -93,9 +93,7 @@ impl UpdateClient {
     #[must_use]
     pub fn next_request(&self) -> Option<Request> {
         let (path, max_len) = match self.session.want.as_ref()? {
-            Want::Poll | Want::Timestamp => {
-                (TIMESTAMP_PATH.to_owned(), Role::Timestamp.max_bytes())
-            }
+            Want::Poll | Want::Timestamp => (TIMESTAMP_PATH.to_owned(), Role::Timestamp.max_bytes()),
             Want::Root(version) => (Role::Root.path(*version), Role::Root.max_bytes()),
             Want::Listed(role, meta) => {
                 let max = meta.length.unwrap_or(u64::MAX).min(role.max_bytes());
@@ -116,10 +114,7 @@ impl UpdateClient {
         let want = self.session.want.take().ok_or(VerifyError::NoOpenRequest)?;
         let result = match &reply {
             Reply::Found(bytes) if bytes.len() as u64 > request.max_len => {
-                Err(VerifyError::TooLarge {
-                    path: request.path,
-                    limit: request.max_len,
-                })
+                Err(VerifyError::TooLarge { path: request.path, limit: request.max_len })
             }
             _ => self.step(want, reply, request.path),
         };
@@ -143,26 +138,15 @@ impl UpdateClient {
         self.flush();
     }
 
-    fn step(
-        &mut self,
-        want: Want,
-        reply: Reply,
-        path: String,
-    ) -> Result<Option<Want>, VerifyError> {
+    fn step(&mut self, want: Want, reply: Reply, path: String) -> Result<Option<Want>, VerifyError> {
         match (want, reply) {
             (Want::Poll, Reply::NotModified) => Ok(self.unchanged()),
             (Want::Poll, Reply::Found(bytes)) => {
-                if self
-                    .current
-                    .as_ref()
-                    .is_some_and(|c| c.files.timestamp == bytes)
-                {
+                if self.current.as_ref().is_some_and(|c| c.files.timestamp == bytes) {
                     return Ok(self.unchanged());
                 }
                 self.session.polled = Some(bytes);
-                Ok(Some(Want::Root(
-                    self.trusted.root().version.saturating_add(1),
-                )))
+                Ok(Some(Want::Root(self.trusted.root().version.saturating_add(1))))
             }
             (Want::Root(_), Reply::Found(bytes)) => self.new_root(bytes).map(Some),
             (Want::Root(_), Reply::NotFound) => {
@@ -221,9 +205,7 @@ impl UpdateClient {
         // Spec 5.4.3.1: of two timestamps with one version the first that was trusted stays.
         if let Some(current) = &self.current
             && current.state.versions.get(&Role::Timestamp) == Some(&signed.document.version)
-            && let Ok(known) = self
-                .trusted
-                .timestamp(current.files.timestamp.clone(), &self.floors)
+            && let Ok(known) = self.trusted.timestamp(current.files.timestamp.clone(), &self.floors)
         {
             signed = known;
         }
@@ -247,32 +229,19 @@ impl UpdateClient {
                 continue;
             }
             if meta.length.is_some_and(|l| l > role.max_bytes()) {
-                return Err(MetadataError::TooLarge {
-                    role,
-                    limit: role.max_bytes(),
-                }
-                .into());
+                return Err(MetadataError::TooLarge { role, limit: role.max_bytes() }.into());
             }
-            match self
-                .kept(role)
-                .filter(|b| meta.hashes.is_some() && meta.describes(b))
-            {
+            match self.kept(role).filter(|b| meta.hashes.is_some() && meta.describes(b)) {
                 Some(bytes) => self.listed(role, bytes)?,
                 None => return Ok(Some(Want::Listed(role, meta))),
             }
         }
         let rollout = self.session.draft.rollout.as_ref();
-        let rollout = rollout.ok_or(MetadataError::NotListed {
-            role: Role::Rollout,
-        })?;
+        let rollout = rollout.ok_or(MetadataError::NotListed { role: Role::Rollout })?;
         let (path, length, sha256) = state::assignment_target(&rollout.document)?;
         match self.current.as_ref().map(|c| c.files.assignment.clone()) {
             Some(bytes) if Digest::of(&bytes) == sha256 => self.complete(bytes),
-            _ => Ok(Some(Want::Assignment {
-                path,
-                length,
-                sha256,
-            })),
+            _ => Ok(Some(Want::Assignment { path, length, sha256 })),
         }
     }
 
@@ -310,9 +279,7 @@ impl UpdateClient {
         match role {
             Role::Snapshot => {
                 let timestamp = draft.timestamp.as_ref().ok_or(VerifyError::NoOpenRequest)?;
-                let signed = self
-                    .trusted
-                    .snapshot(bytes, &timestamp.document, &self.floors)?;
+                let signed = self.trusted.snapshot(bytes, &timestamp.document, &self.floors)?;
                 check_fresh(role, &signed.document, now)?;
                 self.floors.accept_snapshot(&signed.document);
                 draft.snapshot = Some(signed);
@@ -326,9 +293,7 @@ impl UpdateClient {
             Role::Catalog | Role::Rollout => {
                 let snapshot = draft.snapshot.as_ref().ok_or(VerifyError::NoOpenRequest)?;
                 let targets = draft.targets.as_ref().ok_or(VerifyError::NoOpenRequest)?;
-                let signed =
-                    self.trusted
-                        .delegated(role, bytes, &snapshot.document, &targets.document)?;
+                let signed = self.trusted.delegated(role, bytes, &snapshot.document, &targets.document)?;
                 check_fresh(role, &signed.document, now)?;
                 match role {
                     Role::Catalog => draft.catalog = Some(signed),
@@ -345,18 +310,11 @@ impl UpdateClient {
         let draft = std::mem::take(&mut self.session.draft);
         let (new, floors) = self.assemble(draft, assignment, self.floors.clone())?;
         let updated = self.current.as_ref().is_none_or(|c| c.state != new.state);
-        let same_files = self
-            .current
-            .as_ref()
-            .is_some_and(|c| c.newest && c.files.timestamp == new.files.timestamp);
+        let same_files = self.current.as_ref().is_some_and(|c| c.newest && c.files.timestamp == new.files.timestamp);
         self.dirty |= !same_files || floors != self.floors;
         self.floors = floors;
         self.current = Some(new);
-        self.session.last = if updated {
-            Refresh::Updated
-        } else {
-            Refresh::Unchanged
-        };
+        self.session.last = if updated { Refresh::Updated } else { Refresh::Unchanged };
         Ok(None)
     }
 
@@ -419,14 +377,7 @@ impl UpdateClient {
             rollout: rollout.bytes,
             assignment,
         };
-        Ok((
-            Current {
-                files,
-                state: Arc::new(state),
-                newest: true,
-            },
-            floors,
-        ))
+        Ok((Current { files, state: Arc::new(state), newest: true }, floors))
     }
 
     /// Verifies a stored set again, under the present root, without asking whether it is fresh. `None` when it
@@ -435,27 +386,18 @@ impl UpdateClient {
         let none = Floors::new(self.trusted.root());
         let bytes = |s: &String| Arc::<[u8]>::from(s.as_bytes());
         let timestamp = self.trusted.timestamp(bytes(&set.timestamp), &none).ok()?;
-        let snapshot = self
-            .trusted
-            .snapshot(bytes(&set.snapshot), &timestamp.document, &none)
-            .ok()?;
-        let targets = self
-            .trusted
-            .targets(bytes(&set.targets), &snapshot.document)
-            .ok()?;
-        let delegated = |role, text| {
-            self.trusted
-                .delegated(role, bytes(text), &snapshot.document, &targets.document)
-                .ok()
-        };
+        let snapshot = self.trusted.snapshot(bytes(&set.snapshot), &timestamp.document, &none).ok()?;
+        let targets = self.trusted.targets(bytes(&set.targets), &snapshot.document).ok()?;
+        let delegated =
+            |role, text| self.trusted.delegated(role, bytes(text), &snapshot.document, &targets.document).ok();
         let catalog = delegated(Role::Catalog, &set.catalog)?;
         let rollout = delegated(Role::Rollout, &set.rollout)?;
         let (_, _, sha256) = state::assignment_target(&rollout.document).ok()?;
         if Digest::of(set.assignment.as_bytes()) != sha256 {
             return None;
         }
-        let newest = timestamp.document.version >= self.floors.timestamp
-            && set.root_version == self.trusted.root().version;
+        let newest =
+            timestamp.document.version >= self.floors.timestamp && set.root_version == self.trusted.root().version;
         let draft = Draft {
             timestamp: Some(timestamp),
             snapshot: Some(snapshot),

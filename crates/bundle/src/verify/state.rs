@@ -51,15 +51,8 @@ impl VerifiedState {
     ///
     /// # Errors
     /// Not listed, revoked or below the floor.
-    pub fn installable(
-        &self,
-        bundle: &Digest,
-        floor: u64,
-    ) -> Result<&CatalogEntry, InstallBlocked> {
-        let entry = self
-            .catalog
-            .get(bundle)
-            .ok_or(InstallBlocked::NotListed(*bundle))?;
+    pub fn installable(&self, bundle: &Digest, floor: u64) -> Result<&CatalogEntry, InstallBlocked> {
+        let entry = self.catalog.get(bundle).ok_or(InstallBlocked::NotListed(*bundle))?;
         if self.revoked.contains(bundle) {
             return Err(InstallBlocked::Revoked(*bundle));
         }
@@ -90,20 +83,13 @@ pub enum EpochCheck {
 ///
 /// # Errors
 /// [`InstallBlocked::BelowFloor`].
-pub fn check_epoch_floor(
-    epoch: u64,
-    floor: u64,
-    path: RunPath,
-) -> Result<EpochCheck, InstallBlocked> {
+pub fn check_epoch_floor(epoch: u64, floor: u64, path: RunPath) -> Result<EpochCheck, InstallBlocked> {
     match path {
         _ if epoch >= floor => Ok(EpochCheck::AtOrAboveFloor),
-        RunPath::LocalFallback {
-            active_when_floor_raised: true,
-        } => Ok(EpochCheck::BelowFloorReport),
-        RunPath::LocalFallback {
-            active_when_floor_raised: false,
+        RunPath::LocalFallback { active_when_floor_raised: true } => Ok(EpochCheck::BelowFloorReport),
+        RunPath::LocalFallback { active_when_floor_raised: false } | RunPath::Install => {
+            Err(InstallBlocked::BelowFloor { epoch, floor })
         }
-        | RunPath::Install => Err(InstallBlocked::BelowFloor { epoch, floor }),
     }
 }
 
@@ -130,20 +116,11 @@ pub fn verify_manifest(
         return mismatch(format!("it belongs to app {}", m.app));
     }
     if (m.line.as_str(), m.seq, m.kind, m.security_epoch)
-        != (
-            entry.line.as_str(),
-            entry.seq,
-            entry.kind,
-            entry.security_epoch,
-        )
+        != (entry.line.as_str(), entry.seq, entry.kind, entry.security_epoch)
     {
         return mismatch("line, seq, kind or security epoch differ".to_owned());
     }
-    if let Some(file) = m
-        .files()
-        .into_iter()
-        .find(|f| state.blobs.get(&f.sha256) != Some(&f.length))
-    {
+    if let Some(file) = m.files().into_iter().find(|f| state.blobs.get(&f.sha256) != Some(&f.length)) {
         return mismatch(format!("{} is not a released file", file.path));
     }
     Ok(m)
@@ -199,51 +176,34 @@ pub(crate) fn read_catalog(catalog: &Targets) -> Result<CatalogView, VerifyError
 
 /// Where the assignment lies, its length and digest.
 pub(crate) fn assignment_target(rollout: &Targets) -> Result<(String, u64, Digest), VerifyError> {
-    let file = rollout.targets.get(ASSIGNMENT_TARGET).ok_or_else(|| {
-        VerifyError::Assignment(format!(
-            "rollout metadata does not list {ASSIGNMENT_TARGET}"
-        ))
-    })?;
+    let file = rollout
+        .targets
+        .get(ASSIGNMENT_TARGET)
+        .ok_or_else(|| VerifyError::Assignment(format!("rollout metadata does not list {ASSIGNMENT_TARGET}")))?;
     if file.length > MAX_ASSIGNMENT_BYTES {
         let why = format!("{} bytes, the limit is {MAX_ASSIGNMENT_BYTES}", file.length);
         return Err(VerifyError::Assignment(why));
     }
     let sha256 = file.hashes.sha256;
-    Ok((
-        target_location(ASSIGNMENT_TARGET, &sha256),
-        file.length,
-        sha256,
-    ))
+    Ok((target_location(ASSIGNMENT_TARGET, &sha256), file.length, sha256))
 }
 
 /// Reads an assignment document of `app`, not older than `floor`.
-pub(crate) fn read_assignment(
-    bytes: &[u8],
-    app: &AppId,
-    floor: u64,
-) -> Result<AssignmentV1, VerifyError> {
+pub(crate) fn read_assignment(bytes: &[u8], app: &AppId, floor: u64) -> Result<AssignmentV1, VerifyError> {
     let bad = |why: String| VerifyError::Assignment(why);
     let head: serde_json::Value = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
     match head.get("v").and_then(serde_json::Value::as_u64) {
         Some(1) => {}
         other => {
-            return Err(bad(format!(
-                "version {other:?}, this build reads 1: update the app"
-            )));
+            return Err(bad(format!("version {other:?}, this build reads 1: update the app")));
         }
     }
     let assignment: AssignmentV1 = serde_json::from_value(head).map_err(|e| bad(e.to_string()))?;
     if assignment.app != *app {
-        return Err(bad(format!(
-            "it is for app {}, this is {app}",
-            assignment.app
-        )));
+        return Err(bad(format!("it is for app {}, this is {app}", assignment.app)));
     }
     if assignment.serial < floor {
-        return Err(VerifyError::AssignmentRollback {
-            trusted: floor,
-            offered: assignment.serial,
-        });
+        return Err(VerifyError::AssignmentRollback { trusted: floor, offered: assignment.serial });
     }
     Ok(assignment)
 }
@@ -254,18 +214,10 @@ mod tests {
 
     #[test]
     fn floor_holds_on_every_path_but_the_reported_fallback() {
-        let fallback = |a| RunPath::LocalFallback {
-            active_when_floor_raised: a,
-        };
+        let fallback = |a| RunPath::LocalFallback { active_when_floor_raised: a };
         assert!(check_epoch_floor(1, 2, RunPath::Install).is_err());
         assert!(check_epoch_floor(1, 2, fallback(false)).is_err());
-        assert_eq!(
-            check_epoch_floor(1, 2, fallback(true)),
-            Ok(EpochCheck::BelowFloorReport)
-        );
-        assert_eq!(
-            check_epoch_floor(2, 2, RunPath::Install),
-            Ok(EpochCheck::AtOrAboveFloor)
-        );
+        assert_eq!(check_epoch_floor(1, 2, fallback(true)), Ok(EpochCheck::BelowFloorReport));
+        assert_eq!(check_epoch_floor(2, 2, RunPath::Install), Ok(EpochCheck::AtOrAboveFloor));
     }
 }

@@ -43,12 +43,7 @@ pub struct MemoryTrustStore(Arc<Mutex<BTreeMap<String, Vec<u8>>>>);
 
 impl TrustStore for MemoryTrustStore {
     fn load(&self, record: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        Ok(self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(record)
-            .cloned())
+        Ok(self.0.lock().unwrap_or_else(PoisonError::into_inner).get(record).cloned())
     }
     fn save(&mut self, record: &str, bytes: &[u8]) -> Result<(), StoreError> {
         let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,10 +84,7 @@ pub(super) struct FileSet {
 
 /// Writes a record: digest of the rest on the first line, then JSON.
 pub(super) fn encode<T: Serialize>(record: &str, value: &T) -> Result<Vec<u8>, StoreError> {
-    let body = serde_json::to_vec(value).map_err(|e| StoreError {
-        record: record.to_owned(),
-        why: e.to_string(),
-    })?;
+    let body = serde_json::to_vec(value).map_err(|e| StoreError { record: record.to_owned(), why: e.to_string() })?;
     let mut out = Digest::of(&body).to_hex().into_bytes();
     out.push(b'\n');
     out.extend_from_slice(&body);

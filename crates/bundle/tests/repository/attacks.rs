@@ -11,14 +11,7 @@ use flywheel_types::Digest;
 use serde_json::{Value, json};
 
 /// Describes `bytes` in the file at `path` under `meta[name]`, with the real keys of `role`.
-fn announce(
-    shop: &mut Shop,
-    path: &str,
-    role: Role,
-    name: &str,
-    version: u64,
-    bytes: &[u8],
-) -> Vec<u8> {
+fn announce(shop: &mut Shop, path: &str, role: Role, name: &str, version: u64, bytes: &[u8]) -> Vec<u8> {
     let mut repo = std::mem::take(&mut shop.repo);
     let out = shop.forge(&mut repo, path, role, |s| {
         s["meta"][name] = json!({
@@ -33,34 +26,14 @@ fn announce(
 }
 
 /// Puts `change` into the file of a listed role and lets stolen snapshot and timestamp keys vouch for it.
-fn replace_listed(
-    shop: &mut Shop,
-    role: Role,
-    version: u64,
-    signers: &[&dyn RoleSigner],
-    change: impl Fn(&mut Value),
-) {
+fn replace_listed(shop: &mut Shop, role: Role, version: u64, signers: &[&dyn RoleSigner], change: impl Fn(&mut Value)) {
     let mut repo = std::mem::take(&mut shop.repo);
     let file = forge_with(&mut repo, &role.path(version), role, signers, change);
     shop.repo = repo;
     let snapshot_version = shop.state.next_version(Role::Snapshot) - 1;
     let path = Role::Snapshot.path(snapshot_version);
-    let snapshot = announce(
-        shop,
-        &path,
-        Role::Snapshot,
-        &role.meta_name(),
-        version,
-        &file,
-    );
-    announce(
-        shop,
-        "metadata/timestamp.json",
-        Role::Timestamp,
-        "snapshot.json",
-        snapshot_version,
-        &snapshot,
-    );
+    let snapshot = announce(shop, &path, Role::Snapshot, &role.meta_name(), version, &file);
+    announce(shop, "metadata/timestamp.json", Role::Timestamp, "snapshot.json", snapshot_version, &snapshot);
 }
 
 #[test]
@@ -69,69 +42,31 @@ fn arbitrary_software_files_without_the_right_signature_are_refused() {
     let phone = || shop.client();
     let stranger = SecretKey::from_seed(Role::Timestamp, &[99; 32]);
     let mut repo = shop.repo.clone();
-    forge_with(
-        &mut repo,
-        "metadata/timestamp.json",
-        Role::Timestamp,
-        &[&stranger],
-        |_| {},
-    );
+    forge_with(&mut repo, "metadata/timestamp.json", Role::Timestamp, &[&stranger], |_| {});
     let error = phone().refresh(&repo, 0).unwrap_err();
-    assert!(matches!(
-        error,
-        VerifyError::Metadata(M::BelowThreshold {
-            role: Role::Timestamp,
-            valid: 0,
-            ..
-        })
-    ));
+    assert!(matches!(error, VerifyError::Metadata(M::BelowThreshold { role: Role::Timestamp, valid: 0, .. })));
     // The same with one byte of a correctly signed file changed.
     let mut repo = shop.repo.clone();
     let file = String::from_utf8(repo.files["metadata/timestamp.json"].clone()).unwrap();
-    repo.files.insert(
-        "metadata/timestamp.json".into(),
-        file.replace("\"version\":1}", "\"version\":2}").into(),
-    );
-    assert_eq!(
-        phone().refresh(&repo, 0).unwrap_err().code(),
-        "bad_signature"
-    );
+    repo.files.insert("metadata/timestamp.json".into(), file.replace("\"version\":1}", "\"version\":2}").into());
+    assert_eq!(phone().refresh(&repo, 0).unwrap_err().code(), "bad_signature");
     // Another file in place of each target and metadata file.
-    for path in shop
-        .repo
-        .files
-        .keys()
-        .filter(|p| !p.ends_with("timestamp.json") && !p.contains("root"))
-    {
+    for path in shop.repo.files.keys().filter(|p| !p.ends_with("timestamp.json") && !p.contains("root")) {
         if path.starts_with("targets/blobs") || path.starts_with("targets/bundles") {
             continue;
         }
         let mut repo = shop.repo.clone();
         repo.files.get_mut(path).unwrap()[10] ^= 1;
-        assert_eq!(
-            phone().refresh(&repo, 0).unwrap_err().code(),
-            "mismatch",
-            "{path}"
-        );
+        assert_eq!(phone().refresh(&repo, 0).unwrap_err().code(), "mismatch", "{path}");
     }
     // Online keys cannot add a bundle: catalog signed by them.
     let evil = Digest::of(b"evil");
     let rollout = Keys::new(0).rollout;
     replace_listed(&mut shop, Role::Catalog, 1, &[&rollout], |s| {
-        s["targets"]["bundles/x/9/manifest.json"] =
-            json!({"length": 4, "hashes": {"sha256": evil.to_hex()}});
+        s["targets"]["bundles/x/9/manifest.json"] = json!({"length": 4, "hashes": {"sha256": evil.to_hex()}});
     });
     let error = shop.client().refresh(&shop.repo, 0).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            VerifyError::Metadata(M::BelowThreshold {
-                role: Role::Catalog,
-                ..
-            })
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, VerifyError::Metadata(M::BelowThreshold { role: Role::Catalog, .. })), "{error}");
 }
 
 #[test]
@@ -143,10 +78,7 @@ fn online_keys_cannot_list_bundles_in_their_own_role() {
             json!({"length": 4, "hashes": {"sha256": Digest::of(b"evil").to_hex()}});
     });
     let error = shop.client().refresh(&shop.repo, 0).unwrap_err();
-    assert!(
-        error.to_string().contains("outside the delegated paths"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("outside the delegated paths"), "{error}");
 }
 
 #[test]
@@ -160,21 +92,14 @@ fn a_bundle_that_is_only_assigned_is_not_installable() {
     a.serial += 1;
     let bytes = serde_json::to_vec(&a).unwrap();
     let digest = Digest::of(&bytes);
-    shop.repo.files.insert(
-        format!("targets/rollout/{digest}.assignment.json"),
-        bytes.clone(),
-    );
+    shop.repo.files.insert(format!("targets/rollout/{digest}.assignment.json"), bytes.clone());
     let rollout = Keys::new(0).rollout;
     replace_listed(&mut shop, Role::Rollout, 1, &[&rollout], |s| {
-        s["targets"]["rollout/assignment.json"] =
-            json!({"length": bytes.len(), "hashes": {"sha256": digest.to_hex()}});
+        s["targets"]["rollout/assignment.json"] = json!({"length": bytes.len(), "hashes": {"sha256": digest.to_hex()}});
     });
     phone.refresh(&shop.repo, 0).unwrap();
     assert_eq!(phone.bundle(), Some(evil));
-    assert_eq!(
-        phone.client.installable(&evil, t(0)).unwrap_err().code(),
-        "not_listed"
-    );
+    assert_eq!(phone.client.installable(&evil, t(0)).unwrap_err().code(), "not_listed");
 }
 
 #[test]
@@ -184,23 +109,14 @@ fn endless_data_is_cut_at_the_announced_length() {
         let mut repo = shop.repo.clone();
         repo.files.insert(path.into(), vec![b' '; 9 << 20]);
         let error = shop.client().refresh(&repo, 0).unwrap_err();
-        assert!(
-            matches!(error, VerifyError::TooLarge { .. }),
-            "{path}: {error}"
-        );
+        assert!(matches!(error, VerifyError::TooLarge { .. }), "{path}: {error}");
     }
     for (path, bytes) in &shop.repo.files {
         if path.starts_with("metadata/1.") && !path.contains("root") {
             let mut repo = shop.repo.clone();
             repo.files.get_mut(path).unwrap().push(b' ');
             let error = shop.client().refresh(&repo, 0).unwrap_err();
-            assert_eq!(
-                error,
-                VerifyError::TooLarge {
-                    path: path.clone(),
-                    limit: bytes.len() as u64
-                }
-            );
+            assert_eq!(error, VerifyError::TooLarge { path: path.clone(), limit: bytes.len() as u64 });
         }
     }
 }
@@ -233,28 +149,14 @@ fn each_expired_role_is_noticed() {
         let mut phone = shop.client();
         phone.refresh(&shop.repo, 4).unwrap();
         assert!(phone.client.may_install(t(4)).is_ok());
-        let expired = VerifyError::Metadata(M::Expired {
-            role,
-            expires: t(5),
-        });
+        let expired = VerifyError::Metadata(M::Expired { role, expires: t(5) });
         assert_eq!(phone.refresh(&shop.repo, 5).unwrap_err(), expired);
-        assert_eq!(
-            shop.client().refresh(&shop.repo, 5).unwrap_err(),
-            expired,
-            "also at first contact"
-        );
-        let blocked = InstallBlocked::Stale {
-            role,
-            expires: t(5),
-        };
+        assert_eq!(shop.client().refresh(&shop.repo, 5).unwrap_err(), expired, "also at first contact");
+        let blocked = InstallBlocked::Stale { role, expires: t(5) };
         assert_eq!(phone.client.may_install(t(5)).unwrap_err(), blocked);
         // What the server can sign by itself it signs again; over expired offline roles it refuses to publish.
         let offline = matches!(role, Role::Root | Role::Targets | Role::Catalog);
-        assert_eq!(
-            shop.plan(Changes::default(), t(5)).is_err(),
-            offline,
-            "{role}"
-        );
+        assert_eq!(shop.plan(Changes::default(), t(5)).is_err(), offline, "{role}");
         if !offline {
             shop.resign(t(5));
             phone.refresh(&shop.repo, 5).unwrap();
@@ -273,83 +175,25 @@ fn rollback_of_every_role_is_refused() {
     phone.refresh(&shop.repo, 0).unwrap();
     phone.restart();
     let error = phone.refresh(&old, 0).unwrap_err();
-    assert_eq!(
-        error,
-        M::Rollback {
-            role: Role::Timestamp,
-            trusted: 2,
-            offered: 1
-        }
-        .into()
-    );
+    assert_eq!(error, M::Rollback { role: Role::Timestamp, trusted: 2, offered: 1 }.into());
     // A newer timestamp that names the older snapshot.
-    let mut attack = Shop {
-        repo: old.clone(),
-        ..Shop::open()
-    };
+    let mut attack = Shop { repo: old.clone(), ..Shop::open() };
     let snapshot = old.files["metadata/1.snapshot.json"].clone();
-    announce(
-        &mut attack,
-        "metadata/timestamp.json",
-        Role::Timestamp,
-        "snapshot.json",
-        1,
-        &snapshot,
-    );
-    announce(
-        &mut attack,
-        "metadata/timestamp.json",
-        Role::Timestamp,
-        "snapshot.json",
-        1,
-        &snapshot,
-    );
+    announce(&mut attack, "metadata/timestamp.json", Role::Timestamp, "snapshot.json", 1, &snapshot);
+    announce(&mut attack, "metadata/timestamp.json", Role::Timestamp, "snapshot.json", 1, &snapshot);
     let error = phone.refresh(&attack.repo, 0).unwrap_err();
-    assert_eq!(
-        error,
-        M::Rollback {
-            role: Role::Snapshot,
-            trusted: 2,
-            offered: 1
-        }
-        .into()
-    );
+    assert_eq!(error, M::Rollback { role: Role::Snapshot, trusted: 2, offered: 1 }.into());
     // delivery.md 6, case 4: a newer snapshot that names an older delegated role, or leaves it out.
     for role in [Role::Catalog, Role::Rollout] {
         let mut attack = Shop::open();
         attack.repo = shop.repo.clone();
         let old_file = old.files[&role.path(1)].clone();
-        let snap = announce(
-            &mut attack,
-            "metadata/2.snapshot.json",
-            Role::Snapshot,
-            &role.meta_name(),
-            1,
-            &old_file,
-        );
-        announce(
-            &mut attack,
-            "metadata/timestamp.json",
-            Role::Timestamp,
-            "snapshot.json",
-            2,
-            &snap,
-        );
-        let mut victim = Phone {
-            store: phone.store.clone(),
-            ..Phone::new(shop.root())
-        };
+        let snap = announce(&mut attack, "metadata/2.snapshot.json", Role::Snapshot, &role.meta_name(), 1, &old_file);
+        announce(&mut attack, "metadata/timestamp.json", Role::Timestamp, "snapshot.json", 2, &snap);
+        let mut victim = Phone { store: phone.store.clone(), ..Phone::new(shop.root()) };
         victim.restart();
         let error = victim.refresh(&attack.repo, 0).unwrap_err();
-        assert_eq!(
-            error,
-            M::Rollback {
-                role,
-                trusted: 2,
-                offered: 1
-            }
-            .into()
-        );
+        assert_eq!(error, M::Rollback { role, trusted: 2, offered: 1 }.into());
     }
 }
 
@@ -364,14 +208,7 @@ fn a_snapshot_without_a_role_is_refused() {
             s["meta"].as_object_mut().unwrap().remove(&role.meta_name());
         });
         shop.repo = repo;
-        announce(
-            &mut shop,
-            "metadata/timestamp.json",
-            Role::Timestamp,
-            "snapshot.json",
-            1,
-            &snap,
-        );
+        announce(&mut shop, "metadata/timestamp.json", Role::Timestamp, "snapshot.json", 1, &snap);
         let error = phone.refresh(&shop.repo, 0).unwrap_err();
         assert_eq!(error, M::NotListed { role }.into());
         assert_eq!(error.code(), "rollback");
@@ -386,8 +223,7 @@ fn mix_and_match_of_two_publications_is_refused() {
     shop.release(&m, t(0)).unwrap();
     for role in [Role::Snapshot, Role::Catalog, Role::Rollout] {
         let mut repo = shop.repo.clone();
-        repo.files
-            .insert(role.path(2), old.files[&role.path(1)].clone());
+        repo.files.insert(role.path(2), old.files[&role.path(1)].clone());
         let code = shop.client().refresh(&repo, 0).unwrap_err().code();
         assert!(code == "mismatch" || code == "malformed", "{role}: {code}");
     }
@@ -399,45 +235,22 @@ fn keys_below_the_threshold_are_worth_nothing() {
     let mut phone = shop.client();
     phone.refresh(&shop.repo, 0).unwrap();
     let new = Keys::new(1);
-    let root = flywheel_bundle::publish::root_next(&shop.state, &new.ring(), &shop.expiries, t(0))
-        .unwrap();
+    let root = flywheel_bundle::publish::root_next(&shop.state, &new.ring(), &shop.expiries, t(0)).unwrap();
     // One of three old root keys (two are needed), signing twice under two ids does not help either.
     let one: Vec<&dyn RoleSigner> = vec![&shop.keys.root[0], &new.root[0], &new.root[1]];
     let signed = root.sign(&one).unwrap();
     let mut repo = shop.repo.clone();
-    repo.files
-        .insert("metadata/2.root.json".into(), signed.bytes.clone());
+    repo.files.insert("metadata/2.root.json".into(), signed.bytes.clone());
     // Something changed, so that the phone looks for a root at all.
     shop.resign(t(0));
-    repo.files.insert(
-        "metadata/timestamp.json".into(),
-        shop.repo.files["metadata/timestamp.json"].clone(),
-    );
+    repo.files.insert("metadata/timestamp.json".into(), shop.repo.files["metadata/timestamp.json"].clone());
     let error = phone.refresh(&repo, 0).unwrap_err();
-    assert_eq!(
-        error,
-        M::BelowThreshold {
-            role: Role::Root,
-            valid: 1,
-            threshold: 2
-        }
-        .into()
-    );
+    assert_eq!(error, M::BelowThreshold { role: Role::Root, valid: 1, threshold: 2 }.into());
     let mut file: Value = serde_json::from_slice(&signed.bytes).unwrap();
-    let twin = file["signatures"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|s| s["keyid"] == shop.keys.root[0].public().id());
+    let twin = file["signatures"].as_array().unwrap().iter().find(|s| s["keyid"] == shop.keys.root[0].public().id());
     let twin = twin.unwrap().clone();
-    file["signatures"]
-        .as_array_mut()
-        .unwrap()
-        .extend([twin.clone(), twin]);
-    repo.files.insert(
-        "metadata/2.root.json".into(),
-        serde_json::to_vec(&file).unwrap(),
-    );
+    file["signatures"].as_array_mut().unwrap().extend([twin.clone(), twin]);
+    repo.files.insert("metadata/2.root.json".into(), serde_json::to_vec(&file).unwrap());
     assert_eq!(phone.refresh(&repo, 0).unwrap_err().code(), "bad_signature");
     assert_eq!(phone.client.root_version(), 1);
 }
@@ -451,11 +264,8 @@ fn fast_forward_is_healed_by_rotating_the_keys() {
     let far = u64::MAX - 1;
     let clean = shop.repo.clone();
     let mut repo = std::mem::take(&mut shop.repo);
-    let snapshot = shop.forge(&mut repo, "metadata/1.snapshot.json", Role::Snapshot, |s| {
-        s["version"] = json!(far)
-    });
-    repo.files
-        .insert(Role::Snapshot.path(far), snapshot.clone());
+    let snapshot = shop.forge(&mut repo, "metadata/1.snapshot.json", Role::Snapshot, |s| s["version"] = json!(far));
+    repo.files.insert(Role::Snapshot.path(far), snapshot.clone());
     shop.forge(&mut repo, "metadata/timestamp.json", Role::Timestamp, |s| {
         s["version"] = json!(far);
         s["issued"] = json!("2027-01-20T00:00:00Z");
@@ -518,9 +328,7 @@ fn a_refused_timestamp_does_not_block_the_good_one() {
 fn declared_key_ids_count() {
     let mut shop = Shop::open();
     let own = shop.keys.timestamp.public().id();
-    let swap = |v: &Value| {
-        serde_json::from_str::<Value>(&v.to_string().replace(&own, "my-own-id")).unwrap()
-    };
+    let swap = |v: &Value| serde_json::from_str::<Value>(&v.to_string().replace(&own, "my-own-id")).unwrap();
     let mut file: Value = serde_json::from_slice(shop.root()).unwrap();
     file = swap(&file);
     file["signatures"] = json!([]);
@@ -531,10 +339,7 @@ fn declared_key_ids_count() {
     )
     .unwrap();
     let stamp: Value = serde_json::from_slice(&shop.repo.files["metadata/timestamp.json"]).unwrap();
-    shop.repo.files.insert(
-        "metadata/timestamp.json".into(),
-        serde_json::to_vec(&swap(&stamp)).unwrap(),
-    );
+    shop.repo.files.insert("metadata/timestamp.json".into(), serde_json::to_vec(&swap(&stamp)).unwrap());
     Phone::new(&root.bytes).refresh(&shop.repo, 0).unwrap();
     // Our own publisher always writes the hash of the key.
     let written: Value = serde_json::from_slice(shop.root()).unwrap();
@@ -585,15 +390,9 @@ fn newer_metadata_that_cannot_be_completed_blocks_installs() {
     let mut hiding = shop.repo.clone();
     hiding.files.remove("metadata/2.rollout.json");
     assert_eq!(phone.refresh(&hiding, 0).unwrap_err().code(), "missing");
-    assert_eq!(
-        phone.client.installable(&id, t(0)).unwrap_err().code(),
-        "refresh_unfinished"
-    );
+    assert_eq!(phone.client.installable(&id, t(0)).unwrap_err().code(), "refresh_unfinished");
     phone.restart();
-    assert_eq!(
-        phone.client.installable(&id, t(0)).unwrap_err().code(),
-        "refresh_unfinished"
-    );
+    assert_eq!(phone.client.installable(&id, t(0)).unwrap_err().code(), "refresh_unfinished");
     assert!(phone.bundle().is_some());
     phone.refresh(&shop.repo, 0).unwrap();
     assert!(phone.client.installable(&id, t(0)).is_ok());
@@ -608,35 +407,21 @@ fn the_epoch_floor_holds_and_survives_old_catalogs_and_restarts() {
     let old = phone.bundle().unwrap();
     let m = shop.manifest(2, 2);
     let new = m.id().unwrap();
-    let edit = CatalogEdit {
-        add: vec![m],
-        raise_floor: Some(2),
-        ..CatalogEdit::default()
-    };
+    let edit = CatalogEdit { add: vec![m], raise_floor: Some(2), ..CatalogEdit::default() };
     let a = shop.assignment(Some(new), t(0));
     shop.edit(&edit, Some(a), t(0)).unwrap();
     phone.refresh(&shop.repo, 0).unwrap();
     phone.restart();
     assert_eq!(phone.client.epoch_floor(), 2);
-    assert_eq!(
-        phone.client.installable(&old, t(0)).unwrap_err().code(),
-        "below_floor"
-    );
+    assert_eq!(phone.client.installable(&old, t(0)).unwrap_err().code(), "below_floor");
     assert!(phone.client.installable(&new, t(0)).is_ok());
     // Neither the publisher nor a lower floor brings it back.
     assert!(shop.assign(Some(old), t(0)).is_err());
-    let lower = CatalogEdit {
-        raise_floor: Some(1),
-        ..CatalogEdit::default()
-    };
+    let lower = CatalogEdit { raise_floor: Some(1), ..CatalogEdit::default() };
     assert!(shop.edit(&lower, None, t(0)).is_err());
     shop.rotate(1, t(1));
     phone.refresh(&shop.repo, 1).unwrap();
-    assert_eq!(
-        phone.client.epoch_floor(),
-        2,
-        "new release keys carry the floor on"
-    );
+    assert_eq!(phone.client.epoch_floor(), 2, "new release keys carry the floor on");
 }
 
 #[test]
@@ -647,48 +432,23 @@ fn revoked_bundles_are_not_installed() {
     shop.release(&m, t(0)).unwrap();
     phone.refresh(&shop.repo, 0).unwrap();
     let bad = m.id().unwrap();
-    let good = *phone
-        .client
-        .state()
-        .unwrap()
-        .catalog
-        .keys()
-        .find(|k| **k != bad)
-        .unwrap();
-    let edit = CatalogEdit {
-        revoke: vec![bad],
-        ..CatalogEdit::default()
-    };
-    assert!(
-        shop.edit(&edit, None, t(0)).is_err(),
-        "the assignment still names it"
-    );
+    let good = *phone.client.state().unwrap().catalog.keys().find(|k| **k != bad).unwrap();
+    let edit = CatalogEdit { revoke: vec![bad], ..CatalogEdit::default() };
+    assert!(shop.edit(&edit, None, t(0)).is_err(), "the assignment still names it");
     let a = shop.assignment(Some(good), t(0));
     shop.edit(&edit, Some(a), t(0)).unwrap();
     phone.refresh(&shop.repo, 0).unwrap();
-    assert_eq!(
-        phone.client.installable(&bad, t(0)).unwrap_err().code(),
-        "revoked"
-    );
+    assert_eq!(phone.client.installable(&bad, t(0)).unwrap_err().code(), "revoked");
     assert!(phone.client.installable(&good, t(0)).is_ok());
-    assert!(
-        shop.release(&m, t(0)).is_err(),
-        "it cannot be released again"
-    );
+    assert!(shop.release(&m, t(0)).is_err(), "it cannot be released again");
 }
 
 #[test]
 fn answers_nobody_asked_for_are_refused() {
     let shop = Shop::open();
     let mut phone = shop.client();
-    assert_eq!(
-        phone.client.supply(Reply::NotFound).unwrap_err(),
-        VerifyError::NoOpenRequest
-    );
+    assert_eq!(phone.client.supply(Reply::NotFound).unwrap_err(), VerifyError::NoOpenRequest);
     phone.client.begin(t(0));
     phone.client.abandon();
-    assert_eq!(
-        phone.client.supply(Reply::NotFound).unwrap_err(),
-        VerifyError::NoOpenRequest
-    );
+    assert_eq!(phone.client.supply(Reply::NotFound).unwrap_err(), VerifyError::NoOpenRequest);
 }

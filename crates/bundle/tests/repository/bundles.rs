@@ -27,19 +27,10 @@ fn every_rule_names_its_field() {
     assert!(refused(|m| m.builds[0].artefacts[0].length = 0).contains("length"));
     assert!(refused(|m| m.builds[0].artefacts[0].chunk_size = 4096).contains("chunk_size"));
     assert!(refused(|m| m.builds[0].artefacts[0].chunks.clear()).contains("chunks"));
-    assert!(
-        refused(|m| m.builds[0].artefacts[0].chunks[0] = Digest::of(b"?")).contains("only chunk")
-    );
-    assert!(
-        refused(|m| m.builds[0].artefacts = vec![ArtefactV1::of_bytes("gguf", b"w"); 2])
-            .contains("twice")
-    );
+    assert!(refused(|m| m.builds[0].artefacts[0].chunks[0] = Digest::of(b"?")).contains("only chunk"));
+    assert!(refused(|m| m.builds[0].artefacts = vec![ArtefactV1::of_bytes("gguf", b"w"); 2]).contains("twice"));
     assert!(refused(|m| m.health.max_load_deaths = 0).contains("max_load_deaths"));
-    let stray = AdapterV1 {
-        sha256: Digest::of(b"?"),
-        rank: 8,
-        alpha_milli: 16_000,
-    };
+    let stray = AdapterV1 { sha256: Digest::of(b"?"), rank: 8, alpha_milli: 16_000 };
     assert!(refused(|m| m.adapters = vec![stray.clone()]).contains("in no build"));
     assert!(refused(|m| drop(m.extra.insert("y".into(), 1.into()))).contains("`y`"));
     assert!(refused(|m| drop(m.extra.insert("x-f".into(), 1.5.into()))).contains("integer"));
@@ -48,37 +39,19 @@ fn every_rule_names_its_field() {
 #[test]
 fn unknown_keys_are_refused_unless_marked() {
     let mut m = manifest(1, 1, b"w");
-    m.extra
-        .insert("x-note".into(), serde_json::json!({"any": ["thing", 1]}));
+    m.extra.insert("x-note".into(), serde_json::json!({"any": ["thing", 1]}));
     let text = String::from_utf8(m.to_bytes().unwrap()).unwrap();
     assert_eq!(ManifestV1::from_bytes(text.as_bytes()).unwrap(), m);
     let top = text.replace("\"x-note\"", "\"y-note\"");
-    assert_eq!(
-        ManifestV1::from_bytes(top.as_bytes()),
-        Err(ManifestError::UnknownKey("y-note".into()))
-    );
-    let nested = text
-        .replace("\"rank\"", "\"rang\"")
-        .replace("\"candidate\"", "\"candidat\"");
-    assert!(matches!(
-        ManifestV1::from_bytes(nested.as_bytes()),
-        Err(ManifestError::Malformed(_))
-    ));
+    assert_eq!(ManifestV1::from_bytes(top.as_bytes()), Err(ManifestError::UnknownKey("y-note".into())));
+    let nested = text.replace("\"rank\"", "\"rang\"").replace("\"candidate\"", "\"candidat\"");
+    assert!(matches!(ManifestV1::from_bytes(nested.as_bytes()), Err(ManifestError::Malformed(_))));
     let future = text.replace("\"format\":1", "\"format\":2");
-    assert_eq!(
-        ManifestV1::from_bytes(future.as_bytes()),
-        Err(ManifestError::UnknownFormat(2))
-    );
+    assert_eq!(ManifestV1::from_bytes(future.as_bytes()), Err(ManifestError::UnknownFormat(2)));
     let spaced = text.replace("\"format\":1", "\"format\": 1");
-    assert_eq!(
-        ManifestV1::from_bytes(spaced.as_bytes()),
-        Err(ManifestError::NotCanonical)
-    );
+    assert_eq!(ManifestV1::from_bytes(spaced.as_bytes()), Err(ManifestError::NotCanonical));
     let null = text.replace("\"licence\"", "\"evaluation\":null,\"licence\"");
-    assert!(
-        ManifestV1::from_bytes(null.as_bytes()).is_err(),
-        "one bundle, one spelling"
-    );
+    assert!(ManifestV1::from_bytes(null.as_bytes()).is_err(), "one bundle, one spelling");
     assert!(ManifestV1::from_bytes(b"{}").is_err() && ManifestV1::from_bytes(b"").is_err());
 }
 
@@ -100,27 +73,11 @@ fn a_device_takes_the_first_build_it_fits() {
     };
     let pick = |f: &DeviceFactsV1| m.build_for(f).map(|b| b.precision.clone());
     let llama = Some("llama.cpp");
-    assert_eq!(
-        pick(&facts(Some("high-8gb"), Some(8 << 30), llama)),
-        Some("q4_0".into())
-    );
-    assert_eq!(
-        pick(&facts(Some("high-8gb"), Some(4 << 30), llama)),
-        Some("q2_k".into())
-    );
-    assert_eq!(
-        pick(&facts(Some("high-8gb"), None, llama)),
-        Some("q2_k".into()),
-        "unknown memory"
-    );
-    assert_eq!(
-        pick(&facts(None, Some(8 << 30), llama)),
-        Some("q2_k".into())
-    );
-    assert_eq!(
-        pick(&facts(Some("high-8gb"), Some(8 << 30), Some("mlc"))),
-        None
-    );
+    assert_eq!(pick(&facts(Some("high-8gb"), Some(8 << 30), llama)), Some("q4_0".into()));
+    assert_eq!(pick(&facts(Some("high-8gb"), Some(4 << 30), llama)), Some("q2_k".into()));
+    assert_eq!(pick(&facts(Some("high-8gb"), None, llama)), Some("q2_k".into()), "unknown memory");
+    assert_eq!(pick(&facts(None, Some(8 << 30), llama)), Some("q2_k".into()));
+    assert_eq!(pick(&facts(Some("high-8gb"), Some(8 << 30), Some("mlc"))), None);
 }
 
 fn any_manifest() -> impl Strategy<Value = ManifestV1> {
@@ -138,9 +95,7 @@ fn any_manifest() -> impl Strategy<Value = ManifestV1> {
             let mut m = manifest(seq, epoch, &weights);
             m.kind = kind;
             m.builds[0].min_ram_bytes = ram.into();
-            m.builds[0]
-                .artefacts
-                .push(ArtefactV1::of_bytes("json", text.as_bytes()));
+            m.builds[0].artefacts.push(ArtefactV1::of_bytes("json", text.as_bytes()));
             if let Some(probe) = &mut m.health.probe {
                 probe.prompt = text;
             }

@@ -39,33 +39,19 @@ fn an_idle_poll_is_one_request() {
     phone.refresh(&shop.repo, 0).unwrap();
     let before = phone.store.load("metadata.json").unwrap();
     phone.client.begin(t(1));
-    assert_eq!(
-        phone.client.next_request().unwrap().path,
-        "metadata/timestamp.json"
-    );
+    assert_eq!(phone.client.next_request().unwrap().path, "metadata/timestamp.json");
     phone.client.supply(Reply::NotModified).unwrap();
     assert_eq!(phone.client.next_request(), None);
     assert_eq!(phone.refresh(&shop.repo, 1), Ok(Refresh::Unchanged));
-    assert_eq!(
-        phone.store.load("metadata.json").unwrap(),
-        before,
-        "nothing is written either"
-    );
+    assert_eq!(phone.store.load("metadata.json").unwrap(), before, "nothing is written either");
     // A daily re-signing costs root probe and timestamp, nothing else.
     shop.resign(t(1));
     phone.client.begin(t(1));
     let mut asked = 0;
     while let Some(r) = phone.client.next_request() {
         asked += 1;
-        let found = shop
-            .repo
-            .files
-            .get(&r.path)
-            .map(|b| Reply::Found(b.as_slice().into()));
-        phone
-            .client
-            .supply(found.unwrap_or(Reply::NotFound))
-            .unwrap();
+        let found = shop.repo.files.get(&r.path).map(|b| Reply::Found(b.as_slice().into()));
+        phone.client.supply(found.unwrap_or(Reply::NotFound)).unwrap();
     }
     assert_eq!(asked, 2);
 }
@@ -104,22 +90,13 @@ fn manifests_are_accepted_only_as_listed() {
     let mut tampered = bytes.clone();
     let at = tampered.windows(6).position(|w| w == b"Apache").unwrap();
     tampered[at] = b'B';
-    assert!(matches!(
-        verify_manifest(&tampered, entry, state),
-        Err(InstallBlocked::ManifestMismatch(_))
-    ));
+    assert!(matches!(verify_manifest(&tampered, entry, state), Err(InstallBlocked::ManifestMismatch(_))));
     let mut other = entry.clone();
     other.security_epoch = 9;
-    assert!(matches!(
-        verify_manifest(bytes, &other, state),
-        Err(InstallBlocked::ManifestMismatch(_))
-    ));
+    assert!(matches!(verify_manifest(bytes, &other, state), Err(InstallBlocked::ManifestMismatch(_))));
     let mut without_blob = (**state).clone();
     without_blob.blobs.clear();
-    assert!(matches!(
-        verify_manifest(bytes, entry, &without_blob),
-        Err(InstallBlocked::ManifestMismatch(_))
-    ));
+    assert!(matches!(verify_manifest(bytes, entry, &without_blob), Err(InstallBlocked::ManifestMismatch(_))));
 }
 
 /// delivery.md 6, case 2: metadata expired everywhere.
@@ -139,10 +116,7 @@ fn expired_metadata_keeps_the_model_running_and_installs_nothing() {
     assert!(phone.client.may_install(t(10)).is_err());
     shop.resign(t(10));
     phone.refresh(&shop.repo, 10).unwrap();
-    assert!(
-        phone.client.installable(&id, t(10)).is_ok(),
-        "healed without anybody's help"
-    );
+    assert!(phone.client.installable(&id, t(10)).is_ok(), "healed without anybody's help");
 }
 
 /// delivery.md 6, case 1: clocks that step back, jump ahead, or are years behind.
@@ -161,11 +135,7 @@ fn clocks_do_not_lock_a_device_out() {
     assert!(phone.client.may_install(t(4)).is_ok());
     // A clock years behind is lifted to the newest timestamp's signing time, so expiry still works.
     assert_eq!(phone.client.now(t(-2000)), t(4));
-    assert_eq!(
-        Phone::new(shop.root()).client.now(t(-2000)),
-        t(-30),
-        "before any contact: build time"
-    );
+    assert_eq!(Phone::new(shop.root()).client.now(t(-2000)), t(-30), "before any contact: build time");
 }
 
 #[test]
@@ -181,10 +151,7 @@ fn a_restart_needs_no_network() {
 }
 
 #[derive(Clone, Default)]
-struct FullDisk(
-    MemoryTrustStore,
-    std::sync::Arc<std::sync::atomic::AtomicBool>,
-);
+struct FullDisk(MemoryTrustStore, std::sync::Arc<std::sync::atomic::AtomicBool>);
 
 impl TrustStore for FullDisk {
     fn load(&self, record: &str) -> Result<Option<Vec<u8>>, StoreError> {
@@ -192,10 +159,7 @@ impl TrustStore for FullDisk {
     }
     fn save(&mut self, record: &str, bytes: &[u8]) -> Result<(), StoreError> {
         if self.1.load(std::sync::atomic::Ordering::SeqCst) {
-            return Err(StoreError {
-                record: record.to_owned(),
-                why: "no space left".to_owned(),
-            });
+            return Err(StoreError { record: record.to_owned(), why: "no space left".to_owned() });
         }
         self.0.save(record, bytes)
     }
@@ -206,25 +170,16 @@ fn trust_that_cannot_be_stored_blocks_installs_until_it_can() {
     let mut shop = Shop::open();
     let disk = FullDisk::default();
     let store = Box::new(disk.clone());
-    let mut client =
-        UpdateClient::open(shop.root(), app(), t(-30), store, Options::default()).unwrap();
-    let refresh =
-        |c: &mut UpdateClient, shop: &Shop| flywheel_bundle::verify::refresh(c, &shop.repo, t(0));
+    let mut client = UpdateClient::open(shop.root(), app(), t(-30), store, Options::default()).unwrap();
+    let refresh = |c: &mut UpdateClient, shop: &Shop| flywheel_bundle::verify::refresh(c, &shop.repo, t(0));
     refresh(&mut client, &shop).unwrap();
     disk.1.store(true, std::sync::atomic::Ordering::SeqCst);
     let m = shop.manifest(2, 1);
     shop.release(&m, t(0)).unwrap();
     refresh(&mut client, &shop).unwrap();
     let id = m.id().unwrap();
-    assert_eq!(
-        client.installable(&id, t(0)).unwrap_err().code(),
-        "trust_not_stored"
-    );
-    assert_eq!(
-        client.state().unwrap().versions[&Role::Timestamp],
-        2,
-        "the view itself is new"
-    );
+    assert_eq!(client.installable(&id, t(0)).unwrap_err().code(), "trust_not_stored");
+    assert_eq!(client.state().unwrap().versions[&Role::Timestamp], 2, "the view itself is new");
     refresh(&mut client, &shop).unwrap();
     assert!(client.installable(&id, t(0)).is_err(), "still full");
     disk.1.store(false, std::sync::atomic::Ordering::SeqCst);

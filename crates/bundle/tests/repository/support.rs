@@ -3,9 +3,9 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use flywheel_bundle::manifest::{BaseModelV1, HealthV1, LineageV1, ProbeCheck, ProbeV1};
 use flywheel_bundle::publish::{
-    CatalogEdit, Changes, Expiries, InitialRepository, Keyring, MemoryRepository, OnlineSigners,
-    Profile, PublishError, PublishPlan, RepositoryState, RoleKeySet, RoleSigner, SecretKey,
-    SignedMetadata, add_signatures, assemble, catalog_next, init_repository,
+    CatalogEdit, Changes, Expiries, InitialRepository, Keyring, MemoryRepository, OnlineSigners, Profile, PublishError,
+    PublishPlan, RepositoryState, RoleKeySet, RoleSigner, SecretKey, SignedMetadata, add_signatures, assemble,
+    catalog_next, init_repository,
 };
 use flywheel_bundle::tuf::Role;
 use flywheel_bundle::verify::{MemoryTrustStore, Options, Refresh, refresh};
@@ -49,10 +49,7 @@ impl Keys {
     pub fn ring(&self) -> Keyring {
         let one = |k: &SecretKey| RoleKeySet::single(k.public().clone());
         Keyring {
-            root: RoleKeySet {
-                keys: self.root.iter().map(|k| k.public().clone()).collect(),
-                threshold: 2,
-            },
+            root: RoleKeySet { keys: self.root.iter().map(|k| k.public().clone()).collect(), threshold: 2 },
             targets: one(&self.targets),
             catalog: one(&self.catalog),
             rollout: one(&self.rollout),
@@ -91,23 +88,10 @@ impl Shop {
     /// The same with other lives.
     pub fn with(expiries: Expiries) -> Self {
         let keys = Keys::new(0);
-        let made = init_repository(
-            &keys.ring(),
-            &expiries,
-            t(0),
-            &keys.of(Role::Root),
-            &keys.of(Role::Targets),
-        )
-        .unwrap();
+        let made =
+            init_repository(&keys.ring(), &expiries, t(0), &keys.of(Role::Root), &keys.of(Role::Targets)).unwrap();
         let state = RepositoryState::initial(&made).unwrap();
-        let mut shop = Self {
-            keys,
-            expiries,
-            made,
-            state,
-            repo: MemoryRepository::default(),
-            serial: 0,
-        };
+        let mut shop = Self { keys, expiries, made, state, repo: MemoryRepository::default(), serial: 0 };
         let m = shop.manifest(1, 1);
         shop.release(&m, t(0)).unwrap();
         shop
@@ -141,15 +125,8 @@ impl Shop {
     }
 
     /// Adds a bundle and assigns it to everybody.
-    pub fn release(
-        &mut self,
-        m: &ManifestV1,
-        now: DateTime<Utc>,
-    ) -> Result<PublishPlan, PublishError> {
-        let edit = CatalogEdit {
-            add: vec![m.clone()],
-            ..CatalogEdit::default()
-        };
+    pub fn release(&mut self, m: &ManifestV1, now: DateTime<Utc>) -> Result<PublishPlan, PublishError> {
+        let edit = CatalogEdit { add: vec![m.clone()], ..CatalogEdit::default() };
         let assignment = self.assignment(Some(m.id()?), now);
         self.edit(&edit, Some(assignment), now)
     }
@@ -160,54 +137,24 @@ impl Shop {
         assignment: Option<AssignmentV1>,
         now: DateTime<Utc>,
     ) -> Result<PublishPlan, PublishError> {
-        let catalog = catalog_next(&self.state, edit, &self.expiries, now)?
-            .sign(&self.keys.of(Role::Catalog))?;
+        let catalog = catalog_next(&self.state, edit, &self.expiries, now)?.sign(&self.keys.of(Role::Catalog))?;
         let manifests = edit.add.iter().map(|m| m.to_bytes().unwrap()).collect();
-        self.publish(
-            Changes {
-                catalog: Some(catalog),
-                manifests,
-                assignment,
-                ..Changes::default()
-            },
-            now,
-        )
+        self.publish(Changes { catalog: Some(catalog), manifests, assignment, ..Changes::default() }, now)
     }
 
-    pub fn assign(
-        &mut self,
-        bundle: Option<Digest>,
-        now: DateTime<Utc>,
-    ) -> Result<PublishPlan, PublishError> {
+    pub fn assign(&mut self, bundle: Option<Digest>, now: DateTime<Utc>) -> Result<PublishPlan, PublishError> {
         let assignment = Some(self.assignment(bundle, now));
-        self.publish(
-            Changes {
-                assignment,
-                ..Changes::default()
-            },
-            now,
-        )
+        self.publish(Changes { assignment, ..Changes::default() }, now)
     }
 
     pub fn plan(&self, changes: Changes, now: DateTime<Utc>) -> Result<PublishPlan, PublishError> {
-        let (rollout, snapshot, timestamp) = (
-            self.keys.of(Role::Rollout),
-            self.keys.of(Role::Snapshot),
-            self.keys.of(Role::Timestamp),
-        );
-        let signers = OnlineSigners {
-            rollout: &rollout,
-            snapshot: &snapshot,
-            timestamp: &timestamp,
-        };
+        let (rollout, snapshot, timestamp) =
+            (self.keys.of(Role::Rollout), self.keys.of(Role::Snapshot), self.keys.of(Role::Timestamp));
+        let signers = OnlineSigners { rollout: &rollout, snapshot: &snapshot, timestamp: &timestamp };
         assemble(&self.state, changes, &signers, &self.expiries, now)
     }
 
-    pub fn publish(
-        &mut self,
-        changes: Changes,
-        now: DateTime<Utc>,
-    ) -> Result<PublishPlan, PublishError> {
+    pub fn publish(&mut self, changes: Changes, now: DateTime<Utc>) -> Result<PublishPlan, PublishError> {
         let plan = self.plan(changes, now)?;
         self.repo.apply(&plan).unwrap();
         self.state = plan.after.clone();
@@ -226,33 +173,21 @@ impl Shop {
         let mut signers = self.keys.of(Role::Root);
         signers.extend(new.of(Role::Root));
         let root = root.sign(&signers).unwrap();
-        let targets = targets_next(&self.state, &new.ring(), &self.expiries, now)
-            .unwrap()
-            .sign(&new.of(Role::Targets))
-            .unwrap();
+        let targets =
+            targets_next(&self.state, &new.ring(), &self.expiries, now).unwrap().sign(&new.of(Role::Targets)).unwrap();
         let catalog = catalog_next(&self.state, &CatalogEdit::default(), &self.expiries, now)
             .unwrap()
             .sign(&new.of(Role::Catalog))
             .unwrap();
         self.keys = new;
-        let changes = Changes {
-            root: Some(root),
-            targets: Some(targets),
-            catalog: Some(catalog),
-            ..Changes::default()
-        };
+        let changes =
+            Changes { root: Some(root), targets: Some(targets), catalog: Some(catalog), ..Changes::default() };
         self.publish(changes, now).unwrap();
     }
 
     /// Replaces a metadata file by an altered copy signed with the role's real keys: what a thief of those keys
     /// can do. Returns the new bytes.
-    pub fn forge(
-        &self,
-        repo: &mut MemoryRepository,
-        path: &str,
-        role: Role,
-        change: impl Fn(&mut Value),
-    ) -> Vec<u8> {
+    pub fn forge(&self, repo: &mut MemoryRepository, path: &str, role: Role, change: impl Fn(&mut Value)) -> Vec<u8> {
         forge_with(repo, path, role, &self.keys.of(role), change)
     }
 
@@ -288,11 +223,7 @@ impl Phone {
     pub fn new(root: &[u8]) -> Self {
         let store = MemoryTrustStore::default();
         let client = open(root, &store);
-        Self {
-            root: root.to_vec(),
-            store,
-            client,
-        }
+        Self { root: root.to_vec(), store, client }
     }
     pub fn refresh(&mut self, repo: &MemoryRepository, day: i64) -> Result<Refresh, VerifyError> {
         refresh(&mut self.client, repo, t(day))
@@ -301,21 +232,12 @@ impl Phone {
         self.client = open(&self.root, &self.store);
     }
     pub fn bundle(&self) -> Option<Digest> {
-        self.client
-            .state()
-            .and_then(|s| s.assignment.default_bundle)
+        self.client.state().and_then(|s| s.assignment.default_bundle)
     }
 }
 
 pub fn open(root: &[u8], store: &MemoryTrustStore) -> UpdateClient {
-    UpdateClient::open(
-        root,
-        app(),
-        t(-30),
-        Box::new(store.clone()),
-        Options::default(),
-    )
-    .unwrap()
+    UpdateClient::open(root, app(), t(-30), Box::new(store.clone()), Options::default()).unwrap()
 }
 
 pub fn manifest(seq: u64, security_epoch: u64, weights: &[u8]) -> ManifestV1 {
@@ -326,10 +248,7 @@ pub fn manifest(seq: u64, security_epoch: u64, weights: &[u8]) -> ManifestV1 {
         line: "support-answers".into(),
         seq,
         security_epoch,
-        base: Some(BaseModelV1 {
-            id: "smollm2-135m-instruct".into(),
-            digest: Digest::of(b"base"),
-        }),
+        base: Some(BaseModelV1 { id: "smollm2-135m-instruct".into(), digest: Digest::of(b"base") }),
         builds: vec![BuildV1 {
             device_classes: vec![],
             runtime: "llama.cpp".into(),
@@ -354,9 +273,7 @@ pub fn manifest(seq: u64, security_epoch: u64, weights: &[u8]) -> ManifestV1 {
         health: HealthV1 {
             probe: Some(ProbeV1 {
                 prompt: "How long is the warranty?\n保修期多长？".into(),
-                expect: ProbeCheck::ContainsAny {
-                    values: vec!["24 months".into()],
-                },
+                expect: ProbeCheck::ContainsAny { values: vec!["24 months".into()] },
                 max_tokens: 32,
                 time_limit_ms: 20_000,
             }),
@@ -373,10 +290,7 @@ pub fn rollout(treatment: Digest, control: Digest, to: u32) -> RolloutAssignment
         salt: "r1".into(),
         eligible: vec![],
         treatment: PpmRange { from: 0, to },
-        control: PpmRange {
-            from: 500_000,
-            to: 500_000 + to,
-        },
+        control: PpmRange { from: 500_000, to: 500_000 + to },
         treatment_bundle: treatment,
         control_bundle: control,
         ring: vec![],

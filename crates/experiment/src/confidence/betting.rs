@@ -34,10 +34,7 @@ impl BettingSequence {
     #[must_use]
     pub fn new(units: &[Outcome]) -> Self {
         let propensity = |u: &Outcome| u.propensity.clamp(1e-3, 1.0 - 1e-3);
-        let reach = units
-            .iter()
-            .map(|u| 1.0 / propensity(u).min(1.0 - propensity(u)))
-            .fold(2.0, f64::max);
+        let reach = units.iter().map(|u| 1.0 / propensity(u).min(1.0 - propensity(u))).fold(2.0, f64::max);
         let (mut seen, mut total) = (0.0, 0.0);
         // Predictable mean and variance of the scaled outcomes, started at those of one uniform draw's bounds.
         let (mut count, mut sum_z, mut sum_dev) = (0.0, 0.0, 0.0);
@@ -58,21 +55,13 @@ impl BettingSequence {
             let mean = (0.5 + sum_z) / (count + 1.0);
             sum_dev += (z - mean).powi(2);
         }
-        Self {
-            units: out,
-            reach,
-            sum,
-        }
+        Self { units: out, reach, sum }
     }
 
     /// Mean pseudo outcome: the estimated difference, treatment minus control; 0 without data.
     #[must_use]
     pub fn estimate(&self) -> f64 {
-        if self.units.is_empty() {
-            0.0
-        } else {
-            self.sum / self.units.len() as f64
-        }
+        if self.units.is_empty() { 0.0 } else { self.sum / self.units.len() as f64 }
     }
 
     /// Lower bound of the difference; with probability `1 - alpha` never above it at any time.
@@ -101,11 +90,7 @@ impl BettingSequence {
         }
         for _ in 0..30 {
             let mid = 0.5 * (kept + out);
-            if self.peak(mid, &bets, lower) < threshold {
-                kept = mid
-            } else {
-                out = mid
-            }
+            if self.peak(mid, &bets, lower) < threshold { kept = mid } else { out = mid }
         }
         ((2.0 * out - 1.0) * self.reach).clamp(-1.0, 1.0)
     }
@@ -124,11 +109,7 @@ impl BettingSequence {
     /// Highest log wealth so far of a bettor who says that the mean is above (`up`) or below the candidate `m`.
     fn peak(&self, m: f64, bets: &[f64], up: bool) -> f64 {
         let room = if up { m } else { 1.0 - m };
-        let cap = if room > 0.0 {
-            CAUTION / room
-        } else {
-            f64::INFINITY
-        };
+        let cap = if room > 0.0 { CAUTION / room } else { f64::INFINITY };
         let sign = if up { 1.0 } else { -1.0 };
         let (mut wealth, mut best) = (0.0_f64, 0.0_f64);
         for ((z, _), bet) in self.units.iter().zip(bets) {
@@ -158,33 +139,15 @@ mod tests {
     fn matches_the_reference_implementation() {
         // ville 0.1.0 `BettingABTest`: two-sided 0.05 is one-sided 0.025 on each side; grid step 2e-4.
         let s = BettingSequence::new(&reference_units());
-        assert!(
-            (s.estimate() - 0.039_824_668).abs() < 1e-6,
-            "{}",
-            s.estimate()
-        );
-        assert!(
-            (s.lower(0.025) - 0.002_100).abs() < 4e-4,
-            "{}",
-            s.lower(0.025)
-        );
-        assert!(
-            (s.upper(0.025) - 0.071_304).abs() < 4e-4,
-            "{}",
-            s.upper(0.025)
-        );
+        assert!((s.estimate() - 0.039_824_668).abs() < 1e-6, "{}", s.estimate());
+        assert!((s.lower(0.025) - 0.002_100).abs() < 4e-4, "{}", s.lower(0.025));
+        assert!((s.upper(0.025) - 0.071_304).abs() < 4e-4, "{}", s.upper(0.025));
     }
 
     #[test]
     fn swapping_the_arms_mirrors_the_interval() {
         let units = reference_units();
-        let swapped: Vec<_> = units
-            .iter()
-            .map(|u| Outcome {
-                treated: !u.treated,
-                ..*u
-            })
-            .collect();
+        let swapped: Vec<_> = units.iter().map(|u| Outcome { treated: !u.treated, ..*u }).collect();
         let (a, b) = (BettingSequence::new(&units), BettingSequence::new(&swapped));
         assert!((a.lower(0.01) + b.upper(0.01)).abs() < 1e-9);
         assert!((a.upper(0.01) + b.lower(0.01)).abs() < 1e-9);
@@ -193,9 +156,6 @@ mod tests {
     #[test]
     fn without_data_nothing_is_ruled_out() {
         let s = BettingSequence::new(&[]);
-        assert_eq!(
-            (s.lower(0.05), s.upper(0.05), s.estimate()),
-            (-1.0, 1.0, 0.0)
-        );
+        assert_eq!((s.lower(0.05), s.upper(0.05), s.estimate()), (-1.0, 1.0, 0.0));
     }
 }

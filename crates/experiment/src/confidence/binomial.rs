@@ -45,18 +45,14 @@ fn ln_e_beyond(s: u64, n: u64, p0: f64, above: bool) -> f64 {
 #[must_use]
 pub fn upper_bound(s: u64, n: u64, alpha: f64) -> f64 {
     let s = s.min(n);
-    bound(s as f64 / n.max(1) as f64, 1.0, n, alpha, |p| {
-        ln_e_beyond(s, n, p, false)
-    })
+    bound(s as f64 / n.max(1) as f64, 1.0, n, alpha, |p| ln_e_beyond(s, n, p, false))
 }
 
 /// Anytime-valid lower bound of a probability, as [`upper_bound`]. 0 without data.
 #[must_use]
 pub fn lower_bound(s: u64, n: u64, alpha: f64) -> f64 {
     let s = s.min(n);
-    bound(s as f64 / n.max(1) as f64, 0.0, n, alpha, |p| {
-        ln_e_beyond(s, n, p, true)
-    })
+    bound(s as f64 / n.max(1) as f64, 0.0, n, alpha, |p| ln_e_beyond(s, n, p, true))
 }
 
 /// Bisection between the estimate (never ruled out) and the end of the range; returns the ruled-out side.
@@ -68,11 +64,7 @@ fn bound(estimate: f64, end: f64, n: u64, alpha: f64, ln_e: impl Fn(f64) -> f64)
     let (mut kept, mut out) = (estimate, end);
     for _ in 0..32 {
         let mid = 0.5 * (kept + out);
-        if ln_e(mid) < threshold {
-            kept = mid
-        } else {
-            out = mid
-        }
+        if ln_e(mid) < threshold { kept = mid } else { out = mid }
     }
     out
 }
@@ -80,20 +72,8 @@ fn bound(estimate: f64, end: f64, n: u64, alpha: f64, ln_e: impl Fn(f64) -> f64)
 /// Log of the beta-binomial mixture supermartingale of Howard, Ramdas, McAuliffe, Sekhon (Annals of Statistics
 /// 2021, arXiv 1810.08240) at sum `s` and intrinsic time `v`, tuned for `v_opt`; increments lie in `-g..=h`.
 #[must_use]
-pub fn ln_beta_binomial_mixture(
-    s: f64,
-    v: f64,
-    v_opt: f64,
-    g: f64,
-    h: f64,
-    alpha_opt: f64,
-    one_sided: bool,
-) -> f64 {
-    let tail = if one_sided {
-        2.0 * alpha_opt
-    } else {
-        alpha_opt
-    };
+pub fn ln_beta_binomial_mixture(s: f64, v: f64, v_opt: f64, g: f64, h: f64, alpha_opt: f64, one_sided: bool) -> f64 {
+    let tail = if one_sided { 2.0 * alpha_opt } else { alpha_opt };
     let log = -2.0 * tail.ln();
     let r = (v_opt / (log + log.ln_1p()) - g * h).max(1e-3 * g * h);
     let unnormalised = |a: f64, b: f64| {
@@ -116,19 +96,8 @@ pub fn mixture_interval(s: u64, n: u64, alpha: f64, t_opt: f64) -> (f64, f64) {
         if pq <= 0.0 {
             return f64::INFINITY;
         }
-        ln_beta_binomial_mixture(
-            s as f64 - n as f64 * p,
-            n as f64 * pq,
-            t_opt * pq,
-            p,
-            1.0 - p,
-            0.05,
-            false,
-        )
+        ln_beta_binomial_mixture(s as f64 - n as f64 * p, n as f64 * pq, t_opt * pq, p, 1.0 - p, 0.05, false)
     };
     let estimate = s as f64 / n.max(1) as f64;
-    (
-        bound(estimate, 0.0, n, alpha, ln_e),
-        bound(estimate, 1.0, n, alpha, ln_e),
-    )
+    (bound(estimate, 0.0, n, alpha, ln_e), bound(estimate, 1.0, n, alpha, ln_e))
 }

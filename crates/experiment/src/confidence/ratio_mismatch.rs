@@ -14,12 +14,7 @@ impl RatioTest {
     /// `share` is the designed probability of the first arm, `strength` the Dirichlet concentration.
     #[must_use]
     pub fn new(share: f64, strength: f64) -> Self {
-        Self {
-            shares: [share, 1.0 - share],
-            strength,
-            counts: [0, 0],
-            ln_bayes_factor: 0.0,
-        }
+        Self { shares: [share, 1.0 - share], strength, counts: [0, 0], ln_bayes_factor: 0.0 }
     }
 
     /// Adds one device in arm 0 or 1: the factor grows by its predictive probability over the designed one.
@@ -79,11 +74,7 @@ mod tests {
             for ((a, b), want) in increments.iter().zip(want) {
                 (0..*a).for_each(|_| t.add(true));
                 (0..*b).for_each(|_| t.add(false));
-                assert!(
-                    (t.ln_e().exp() / want - 1.0).abs() < 1e-9,
-                    "{} is not {want}",
-                    t.ln_e().exp()
-                );
+                assert!((t.ln_e().exp() / want - 1.0).abs() < 1e-9, "{} is not {want}", t.ln_e().exp());
             }
         }
     }

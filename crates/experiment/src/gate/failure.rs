@@ -21,12 +21,7 @@ pub(super) const NAME: &str = "failures";
 
 pub(super) fn judge(input: &Input<'_>) -> GateResult {
     let gate = &input.spec.failure;
-    let mut out = GateResult::new(
-        NAME,
-        GateKind::Failure,
-        gate.required,
-        Method::ExactBinomial,
-    );
+    let mut out = GateResult::new(NAME, GateKind::Failure, gate.required, Method::ExactBinomial);
     let ln_e = peak_evidence(input);
     out.e_value = Some(ln_e.min(700.0).exp());
     out.p_value = Some((-ln_e).exp().min(1.0));
@@ -36,10 +31,7 @@ pub(super) fn judge(input: &Input<'_>) -> GateResult {
     (out.control_events, out.treatment_events) = (failed_c, failed_t);
     let share = |k: u64, n: u64| (n > 0).then(|| k as f64 / n as f64);
     (out.control_value, out.treatment_value) = (share(failed_c, n_c), share(failed_t, n_t));
-    out.difference = out
-        .treatment_value
-        .zip(out.control_value)
-        .map(|(t, c)| t - c);
+    out.difference = out.treatment_value.zip(out.control_value).map(|(t, c)| t - c);
     let alpha_p = input.spec.alpha_pass;
     let upper = upper_bound(failed_t, n_t, alpha_p * TREATMENT_SHARE)
         - lower_bound(failed_c, n_c, alpha_p * (1.0 - TREATMENT_SHARE));
@@ -72,10 +64,7 @@ pub(super) fn judge(input: &Input<'_>) -> GateResult {
         if n_c > 0 && upper < gate.pass_margin {
             (Verdict::Pass, format!("{seen}: surely below {allowed}"))
         } else {
-            (
-                Verdict::Continue,
-                format!("{seen}: not yet below {allowed}"),
-            )
+            (Verdict::Continue, format!("{seen}: not yet below {allowed}"))
         }
     };
     out
@@ -83,43 +72,24 @@ pub(super) fn judge(input: &Input<'_>) -> GateResult {
 
 /// Closed devices with a sign of life, and how many of them failed.
 fn count(input: &Input<'_>, arm: Arm) -> (u64, u64) {
-    let devices = input
-        .windows
-        .closed
-        .iter()
-        .filter(|r| r.arm == arm && r.reporting);
-    devices.fold((0, 0), |(k, n), r| {
-        (k + u64::from(r.first_failure_at.is_some()), n + 1)
-    })
+    let devices = input.windows.closed.iter().filter(|r| r.arm == arm && r.reporting);
+    devices.fold((0, 0), |(k, n), r| (k + u64::from(r.first_failure_at.is_some()), n + 1))
 }
 
 fn all_failures(input: &Input<'_>, arm: Arm) -> usize {
-    input
-        .windows
-        .exposed()
-        .filter(|r| r.arm == arm && r.first_failure_at.is_some())
-        .count()
+    input.windows.exposed().filter(|r| r.arm == arm && r.first_failure_at.is_some()).count()
 }
 
 /// Highest log e-value over time: failures in order of receipt, one factor per phase (their product is an e-process).
 fn peak_evidence(input: &Input<'_>) -> f64 {
-    let mut failures: Vec<&DeviceRecord> = input
-        .windows
-        .exposed()
-        .filter(|r| r.first_failure_at.is_some())
-        .collect();
-    failures.sort_unstable_by(|a, b| {
-        (a.first_failure_at, &a.install).cmp(&(b.first_failure_at, &b.install))
-    });
+    let mut failures: Vec<&DeviceRecord> = input.windows.exposed().filter(|r| r.first_failure_at.is_some()).collect();
+    failures.sort_unstable_by(|a, b| (a.first_failure_at, &a.install).cmp(&(b.first_failure_at, &b.install)));
     let gate = &input.spec.failure;
     let mut counts = vec![(0_u64, 0_u64); input.phases.len()];
     let mut parts = vec![0.0_f64; input.phases.len()];
     let mut best = 0.0_f64;
     for r in failures {
-        let Some(i) = input
-            .phase_index(r.phase)
-            .filter(|i| input.phases[*i].compares())
-        else {
+        let Some(i) = input.phase_index(r.phase).filter(|i| input.phases[*i].compares()) else {
             continue;
         };
         let c = &mut counts[i];

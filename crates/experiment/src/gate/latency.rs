@@ -36,10 +36,7 @@ impl LatencyGateV1 {
     /// frozen for the class.
     #[must_use]
     pub fn threshold_ms(&self, device_class: &str, arm: Arm) -> Option<f64> {
-        let base = self
-            .thresholds_ms
-            .get(device_class)
-            .or_else(|| self.thresholds_ms.get("*"))?;
+        let base = self.thresholds_ms.get(device_class).or_else(|| self.thresholds_ms.get("*"))?;
         Some(match arm {
             Arm::Control => *base,
             Arm::Treatment => base * (1.0 + self.margin),
@@ -47,32 +44,12 @@ impl LatencyGateV1 {
     }
 
     pub(crate) fn check(&self) -> Result<(), ExperimentError> {
-        check(
-            "latency.quantile",
-            self.quantile,
-            |q| q > 0.0 && q < 1.0,
-            "a quantile in (0, 1)",
-        )?;
-        check(
-            "latency.margin",
-            self.margin,
-            |m| (0.0..=10.0).contains(&m),
-            "a relative slow-down in 0..=10",
-        )?;
-        check(
-            "latency.thresholds_ms",
-            self.thresholds_ms.len() as f64,
-            |n| n >= 1.0,
-            "at least one device class",
-        )?;
-        self.thresholds_ms.values().try_for_each(|x| {
-            check(
-                "latency.thresholds_ms",
-                *x,
-                |x| x > 0.0,
-                "a time in ms above 0",
-            )
-        })
+        check("latency.quantile", self.quantile, |q| q > 0.0 && q < 1.0, "a quantile in (0, 1)")?;
+        check("latency.margin", self.margin, |m| (0.0..=10.0).contains(&m), "a relative slow-down in 0..=10")?;
+        check("latency.thresholds_ms", self.thresholds_ms.len() as f64, |n| n >= 1.0, "at least one device class")?;
+        self.thresholds_ms
+            .values()
+            .try_for_each(|x| check("latency.thresholds_ms", *x, |x| x > 0.0, "a time in ms above 0"))
     }
 }
 
@@ -111,11 +88,7 @@ fn thresholds(
 ) -> Result<BTreeMap<String, f64>, ExperimentError> {
     let needed = samples_needed(quantile);
     let usable = |xs: &[f64]| -> Vec<f64> {
-        let mut v: Vec<f64> = xs
-            .iter()
-            .copied()
-            .filter(|x| x.is_finite() && *x > 0.0)
-            .collect();
+        let mut v: Vec<f64> = xs.iter().copied().filter(|x| x.is_finite() && *x > 0.0).collect();
         v.sort_unstable_by(f64::total_cmp);
         v
     };
@@ -129,12 +102,7 @@ fn thresholds(
         }
     }
     if pooled.len() < needed {
-        return Err(ExperimentError::TooFewSamples {
-            class: "*".into(),
-            quantile,
-            samples: pooled.len(),
-            needed,
-        });
+        return Err(ExperimentError::TooFewSamples { class: "*".into(), quantile, samples: pooled.len(), needed });
     }
     out.insert("*".into(), quantile_of_sorted(&usable(&pooled), quantile));
     Ok(out)
@@ -158,10 +126,7 @@ mod tests {
     #[test]
     fn thresholds_are_type_7_quantiles_per_class_with_a_pooled_fallback() {
         let mut samples = BTreeMap::new();
-        samples.insert(
-            "high".to_owned(),
-            (1..=101).map(f64::from).collect::<Vec<_>>(),
-        );
+        samples.insert("high".to_owned(), (1..=101).map(f64::from).collect::<Vec<_>>());
         samples.insert("rare".to_owned(), vec![500.0, f64::NAN, -1.0]);
         let gates = freeze_latency_thresholds(&samples).unwrap();
         assert_eq!(gates[0].thresholds_ms["high"], 51.0);
@@ -169,10 +134,7 @@ mod tests {
         assert_eq!(gates[1].threshold_ms("high", Arm::Control), Some(96.0));
         let t = gates[1].threshold_ms("high", Arm::Treatment).unwrap();
         assert!((t - 105.6).abs() < 1e-9);
-        assert!(
-            !gates[1].thresholds_ms.contains_key("rare"),
-            "two samples make no p95"
-        );
+        assert!(!gates[1].thresholds_ms.contains_key("rare"), "two samples make no p95");
         assert_eq!(gates[0].threshold_ms("rare", Arm::Control), Some(51.5));
     }
 

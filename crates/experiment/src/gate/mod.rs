@@ -21,8 +21,8 @@ pub mod spec;
 pub use latency::{LatencyGateV1, freeze_latency_thresholds, samples_needed};
 pub use report::{GateKind, GateReportV1, GateResult, Method, PhaseCounts, SrmReport, plain_word};
 pub use spec::{
-    BaselineV1, BurnInV1, FailureGateV1, GateSpecV1, HealthV1, ProtectedSliceV1, RejectionGateV1,
-    TrustV1, WindowV1, rejection_margin,
+    BaselineV1, BurnInV1, FailureGateV1, GateSpecV1, HealthV1, ProtectedSliceV1, RejectionGateV1, TrustV1, WindowV1,
+    rejection_margin,
 };
 
 use crate::error::ExperimentError;
@@ -46,27 +46,15 @@ pub fn evaluate(
     let digest = spec.digest()?;
     check_phases(phases)?;
     if let Some(p) = previous.filter(|p| p.spec != digest) {
-        return Err(ExperimentError::SpecChanged {
-            previous: p.spec.to_hex(),
-            current: digest.to_hex(),
-        });
+        return Err(ExperimentError::SpecChanged { previous: p.spec.to_hex(), current: digest.to_hex() });
     }
-    let input = Input {
-        spec,
-        phases,
-        windows,
-    };
+    let input = Input { spec, phases, windows };
     let mut gates = vec![ratio_gate::rejection(&input)];
     gates.extend(ratio_gate::latency(&input));
     gates.push(failure::judge(&input));
     gates.extend(ratio_gate::slices(&input));
     let (srm_gate, srm) = health::sample_ratio(&input, now);
-    gates.extend([
-        srm_gate,
-        health::leak(&input),
-        health::crossover(&input),
-        health::attrition(&input, now),
-    ]);
+    gates.extend([srm_gate, health::leak(&input), health::crossover(&input), health::attrition(&input, now)]);
     gates.push(health::evidence(&input));
     for g in &mut gates {
         keep_failed(g, previous, now);
@@ -74,9 +62,7 @@ pub fn evaluate(
     }
     let current = input.current();
     let (verdict, reason) = combine(&gates, previous, current, spec, now);
-    let failed_at = previous
-        .and_then(|p| p.failed_at)
-        .or_else(|| (verdict == Verdict::Fail).then_some(now));
+    let failed_at = previous.and_then(|p| p.failed_at).or_else(|| (verdict == Verdict::Fail).then_some(now));
     Ok(GateReportV1 {
         v: 1,
         spec: digest,
@@ -120,9 +106,7 @@ impl Input<'_> {
 }
 
 fn keep_failed(gate: &mut GateResult, previous: Option<&GateReportV1>, now: DateTime<Utc>) {
-    let before = previous
-        .and_then(|p| p.gate(&gate.name))
-        .and_then(|g| g.failed_at.map(|at| (at, g)));
+    let before = previous.and_then(|p| p.gate(&gate.name)).and_then(|g| g.failed_at.map(|at| (at, g)));
     if let Some((at, g)) = before {
         if gate.verdict != Verdict::Fail {
             gate.reason = format!("failed at {}: {}", at.to_rfc3339(), strip_failed(&g.reason));
@@ -136,11 +120,7 @@ fn keep_failed(gate: &mut GateResult, previous: Option<&GateReportV1>, now: Date
 
 /// The original sentence of a reason that was kept before.
 fn strip_failed(reason: &str) -> &str {
-    if reason.starts_with("failed at ") {
-        reason.split_once(": ").map_or(reason, |(_, r)| r)
-    } else {
-        reason
-    }
+    if reason.starts_with("failed at ") { reason.split_once(": ").map_or(reason, |(_, r)| r) } else { reason }
 }
 
 fn combine(
@@ -151,11 +131,8 @@ fn combine(
     now: DateTime<Utc>,
 ) -> (Verdict, String) {
     let reasons = |v: Verdict| {
-        let texts: Vec<_> = gates
-            .iter()
-            .filter(|g| g.verdict == v)
-            .map(|g| format!("{}: {}", g.name, g.reason))
-            .collect();
+        let texts: Vec<_> =
+            gates.iter().filter(|g| g.verdict == v).map(|g| format!("{}: {}", g.name, g.reason)).collect();
         texts.join("; ")
     };
     let any = |v: Verdict| gates.iter().any(|g| g.verdict == v);
@@ -169,28 +146,18 @@ fn combine(
     if any(Verdict::Fail) {
         return (Verdict::Fail, reasons(Verdict::Fail));
     }
-    let missing: Vec<_> = gates
-        .iter()
-        .filter(|g| g.required && g.verdict != Verdict::Pass)
-        .collect();
+    let missing: Vec<_> = gates.iter().filter(|g| g.required && g.verdict != Verdict::Pass).collect();
     if missing.is_empty() {
         let n = gates.iter().filter(|g| g.required).count();
         return (Verdict::Pass, format!("all {n} required gates passed"));
     }
-    let names: Vec<_> = missing
-        .iter()
-        .map(|g| format!("{}: {}", g.name, g.reason))
-        .collect();
+    let names: Vec<_> = missing.iter().map(|g| format!("{}: {}", g.name, g.reason)).collect();
     let open = names.join("; ");
     if now - current.started_at >= TimeDelta::hours(i64::from(spec.max_phase_hours)) {
         let text = format!("not decided after {} hours; {open}", spec.max_phase_hours);
         return (Verdict::Inconclusive, text);
     }
-    let verdict = if any(Verdict::Warn) {
-        Verdict::Warn
-    } else {
-        Verdict::Continue
-    };
+    let verdict = if any(Verdict::Warn) { Verdict::Warn } else { Verdict::Continue };
     (verdict, open)
 }
 
@@ -221,15 +188,7 @@ fn count_phases(input: &Input<'_>) -> Vec<PhaseCounts> {
             }
         }
     };
-    input
-        .windows
-        .closed
-        .iter()
-        .for_each(|r| add(r.phase, r.arm, 1));
-    input
-        .windows
-        .open
-        .iter()
-        .for_each(|r| add(r.phase, r.arm, 0));
+    input.windows.closed.iter().for_each(|r| add(r.phase, r.arm, 1));
+    input.windows.open.iter().for_each(|r| add(r.phase, r.arm, 0));
     out
 }

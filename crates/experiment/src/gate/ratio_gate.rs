@@ -30,12 +30,7 @@ pub(super) fn rejection(input: &Input<'_>) -> GateResult {
     judge(
         input,
         Metric {
-            result: GateResult::new(
-                "rejection_rate",
-                GateKind::Rejection,
-                gate.required,
-                Method::Asymptotic,
-            ),
+            result: GateResult::new("rejection_rate", GateKind::Rejection, gate.required, Method::Asymptotic),
             margin: gate.margin,
             planned_devices: input.spec.planned_devices,
             burn_in_devices: input.spec.burn_in.devices_per_arm,
@@ -51,12 +46,7 @@ pub(super) fn latency(input: &Input<'_>) -> Vec<GateResult> {
         judge(
             input,
             Metric {
-                result: GateResult::new(
-                    gate.name.clone(),
-                    GateKind::Latency,
-                    gate.required,
-                    Method::Asymptotic,
-                ),
+                result: GateResult::new(gate.name.clone(), GateKind::Latency, gate.required, Method::Asymptotic),
                 margin: 0.0,
                 planned_devices: input.spec.planned_devices,
                 burn_in_devices: input.spec.burn_in.devices_per_arm,
@@ -72,21 +62,13 @@ pub(super) fn latency(input: &Input<'_>) -> Vec<GateResult> {
 pub(super) fn slices(input: &Input<'_>) -> Vec<GateResult> {
     let one = |slice: &super::ProtectedSliceV1| {
         let inside = |r: &DeviceRecord| {
-            slice
-                .device_class
-                .as_ref()
-                .is_none_or(|c| *c == r.device_class)
+            slice.device_class.as_ref().is_none_or(|c| *c == r.device_class)
                 && slice.locale.as_ref().is_none_or(|l| *l == r.locale)
         };
         judge(
             input,
             Metric {
-                result: GateResult::new(
-                    format!("slice:{}", slice.name),
-                    GateKind::Slice,
-                    true,
-                    Method::Asymptotic,
-                ),
+                result: GateResult::new(format!("slice:{}", slice.name), GateKind::Slice, true, Method::Asymptotic),
                 margin: slice.margin,
                 planned_devices: slice.planned_devices,
                 burn_in_devices: input.spec.burn_in.devices_per_arm,
@@ -101,8 +83,7 @@ pub(super) fn slices(input: &Input<'_>) -> Vec<GateResult> {
 fn judge(input: &Input<'_>, metric: Metric<'_>) -> GateResult {
     let mut sums = vec![PhaseSums::default(); input.phases.len()];
     for r in &input.windows.closed {
-        let (Some(i), Some((events, responses))) = (input.phase_index(r.phase), (metric.counts)(r))
-        else {
+        let (Some(i), Some((events, responses))) = (input.phase_index(r.phase), (metric.counts)(r)) else {
             continue;
         };
         match r.arm {
@@ -119,15 +100,8 @@ fn judge(input: &Input<'_>, metric: Metric<'_>) -> GateResult {
     let ready = total.control.devices >= metric.burn_in_devices
         && total.treatment.devices >= metric.burn_in_devices
         && total.control.with_event + total.treatment.with_event >= burn_in.devices_with_event;
-    let with_event: u64 = sums
-        .iter()
-        .map(|p| p.control.with_event + p.treatment.with_event)
-        .sum();
-    let mut out = if ready {
-        asymptotic(input, metric, &sums)
-    } else {
-        exact(input, metric, &sums)
-    };
+    let with_event: u64 = sums.iter().map(|p| p.control.with_event + p.treatment.with_event).sum();
+    let mut out = if ready { asymptotic(input, metric, &sums) } else { exact(input, metric, &sums) };
     if out.verdict == Verdict::Pass && with_event < burn_in.devices_with_event {
         // Nobody complains: content, or no working feedback button? Missing data is never success.
         out.verdict = Verdict::Continue;
@@ -159,13 +133,7 @@ fn all_phases(sums: &[PhaseSums]) -> PhaseSums {
 }
 
 fn asymptotic(input: &Input<'_>, metric: Metric<'_>, sums: &[PhaseSums]) -> GateResult {
-    let Metric {
-        mut result,
-        margin,
-        planned_devices,
-        noun,
-        ..
-    } = metric;
+    let Metric { mut result, margin, planned_devices, noun, .. } = metric;
     let all = all_phases(sums);
     fill(&mut result, &all.control, &all.treatment);
     let Some(d) = stratified(sums, MIN_STRATUM) else {
@@ -181,32 +149,14 @@ fn asymptotic(input: &Input<'_>, metric: Metric<'_>, sums: &[PhaseSums]) -> Gate
     let ln_e = ln_e_value(d.theta / d.se, n, input.spec.alpha_pass, planned);
     result.e_value = Some(ln_e.min(700.0).exp());
     result.p_value = Some(anytime_p(ln_e));
-    let information = if margin > 0.0 {
-        (margin / above).powi(2)
-    } else {
-        n / planned
-    };
+    let information = if margin > 0.0 { (margin / above).powi(2) } else { n / planned };
     result.information_pct = Some(100.0 * information.clamp(0.0, 1.0));
-    decide(
-        &mut result,
-        d.theta,
-        d.theta - below,
-        d.theta + above,
-        margin,
-        noun,
-    );
+    decide(&mut result, d.theta, d.theta - below, d.theta + above, margin, noun);
     result
 }
 
 fn exact(input: &Input<'_>, metric: Metric<'_>, sums: &[PhaseSums]) -> GateResult {
-    let Metric {
-        mut result,
-        margin,
-        counts,
-        burn_in_devices,
-        noun,
-        ..
-    } = metric;
+    let Metric { mut result, margin, counts, burn_in_devices, noun, .. } = metric;
     result.method = Method::ExactBetting;
     let all = all_phases(sums);
     fill(&mut result, &all.control, &all.treatment);
@@ -216,22 +166,14 @@ fn exact(input: &Input<'_>, metric: Metric<'_>, sums: &[PhaseSums]) -> GateResul
         let Some((events, responses)) = counts(r).filter(|(_, n)| *n > 0) else {
             continue;
         };
-        let Some(phase) = input
-            .phase_index(r.phase)
-            .map(|i| &input.phases[i])
-            .filter(|p| p.compares())
-        else {
+        let Some(phase) = input.phase_index(r.phase).map(|i| &input.phases[i]).filter(|p| p.compares()) else {
             continue;
         };
         let value = f64::from(events.min(responses)) / f64::from(responses);
         let treated = r.arm == Arm::Treatment;
         let m = &mut means[usize::from(treated)];
         *m = (m.0 + value, m.1 + 1.0);
-        units.push(Outcome {
-            value,
-            treated,
-            propensity: phase.treatment_share(),
-        });
+        units.push(Outcome { value, treated, propensity: phase.treatment_share() });
     }
     let progress = all.control.devices.min(all.treatment.devices) as f64 / burn_in_devices as f64;
     result.information_pct = Some(100.0 * progress.clamp(0.0, 1.0));
@@ -249,9 +191,7 @@ fn exact(input: &Input<'_>, metric: Metric<'_>, sums: &[PhaseSums]) -> GateResul
     let lower = sequence.lower(input.alpha_fail() * input.spec.exact_share);
     let upper = sequence.upper(input.spec.alpha_pass * input.spec.exact_share);
     decide(&mut result, t - c, lower, upper, margin, noun);
-    result
-        .reason
-        .push_str(" (small fleet: exact test on device averages)");
+    result.reason.push_str(" (small fleet: exact test on device averages)");
     result
 }
 
@@ -262,32 +202,15 @@ fn decide(result: &mut GateResult, theta: f64, lower: f64, upper: f64, margin: f
     result.upper = upper.is_finite().then_some(upper);
     result.margin = Some(margin);
     let pp = |x: f64| format!("{:+.2} pp", 100.0 * x);
-    let seen = format!(
-        "{noun} {} (between {} and {})",
-        pp(theta),
-        pp(lower),
-        pp(upper)
-    );
+    let seen = format!("{noun} {} (between {} and {})", pp(theta), pp(lower), pp(upper));
     let allowed = pp(margin);
     (result.verdict, result.reason) = if lower > margin {
-        (
-            Verdict::Fail,
-            format!("{seen}: surely above the allowed {allowed}"),
-        )
+        (Verdict::Fail, format!("{seen}: surely above the allowed {allowed}"))
     } else if upper < margin {
-        (
-            Verdict::Pass,
-            format!("{seen}: surely below the allowed {allowed}"),
-        )
+        (Verdict::Pass, format!("{seen}: surely below the allowed {allowed}"))
     } else if lower > 0.0 {
-        (
-            Verdict::Warn,
-            format!("{seen}: worse, but perhaps within the allowed {allowed}"),
-        )
+        (Verdict::Warn, format!("{seen}: worse, but perhaps within the allowed {allowed}"))
     } else {
-        (
-            Verdict::Continue,
-            format!("{seen}: not yet decided against the allowed {allowed}"),
-        )
+        (Verdict::Continue, format!("{seen}: not yet decided against the allowed {allowed}"))
     };
 }

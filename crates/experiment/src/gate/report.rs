@@ -51,22 +51,13 @@ impl GateReportV1 {
     /// Names of the gates with this verdict.
     #[must_use]
     pub fn gates_with(&self, verdict: Verdict) -> Vec<String> {
-        self.gates
-            .iter()
-            .filter(|g| g.verdict == verdict)
-            .map(|g| g.name.clone())
-            .collect()
+        self.gates.iter().filter(|g| g.verdict == verdict).map(|g| g.name.clone()).collect()
     }
 }
 
 impl GateResult {
     /// An empty result: nothing measured, CONTINUE.
-    pub(super) fn new(
-        name: impl Into<String>,
-        kind: GateKind,
-        required: bool,
-        method: Method,
-    ) -> Self {
+    pub(super) fn new(name: impl Into<String>, kind: GateKind, required: bool, method: Method) -> Self {
         Self {
             name: name.into(),
             kind,

@@ -73,10 +73,7 @@ pub struct BurnInV1 {
 
 impl Default for BurnInV1 {
     fn default() -> Self {
-        Self {
-            devices_per_arm: 200,
-            devices_with_event: 20,
-        }
+        Self { devices_per_arm: 200, devices_with_event: 20 }
     }
 }
 
@@ -94,11 +91,7 @@ pub struct WindowV1 {
 
 impl Default for WindowV1 {
     fn default() -> Self {
-        Self {
-            hours: 72,
-            max_responses: 50,
-            grace_hours: 24,
-        }
+        Self { hours: 72, max_responses: 50, grace_hours: 24 }
     }
 }
 
@@ -122,10 +115,7 @@ pub struct RejectionGateV1 {
 
 impl Default for RejectionGateV1 {
     fn default() -> Self {
-        Self {
-            margin: 0.005,
-            required: true,
-        }
+        Self { margin: 0.005, required: true }
     }
 }
 
@@ -147,13 +137,7 @@ pub struct FailureGateV1 {
 
 impl Default for FailureGateV1 {
     fn default() -> Self {
-        Self {
-            ratio_margin: 0.25,
-            prior_strength: 2.0,
-            pass_margin: 0.02,
-            absolute_max: 0.10,
-            required: true,
-        }
+        Self { ratio_margin: 0.25, prior_strength: 2.0, pass_margin: 0.02, absolute_max: 0.10, required: true }
     }
 }
 
@@ -229,23 +213,12 @@ impl GateSpecV1 {
     /// [`ExperimentError`] if the rate is not a share or a device class has too few latency samples. Without
     /// any latency sample the spec has no latency gate.
     pub fn freeze(baseline: &BaselineV1) -> Result<Self, ExperimentError> {
-        check(
-            "baseline.rejection_rate",
-            baseline.rejection_rate,
-            |x| (0.0..=1.0).contains(&x),
-            "a share in 0..=1",
-        )?;
-        let latency = if baseline.ttft_ms.is_empty() {
-            Vec::new()
-        } else {
-            super::freeze_latency_thresholds(&baseline.ttft_ms)?
-        };
+        check("baseline.rejection_rate", baseline.rejection_rate, |x| (0.0..=1.0).contains(&x), "a share in 0..=1")?;
+        let latency =
+            if baseline.ttft_ms.is_empty() { Vec::new() } else { super::freeze_latency_thresholds(&baseline.ttft_ms)? };
         let planned = baseline.planned_devices.max(2);
         let spec = Self {
-            rejection: RejectionGateV1 {
-                margin: rejection_margin(baseline.rejection_rate),
-                required: true,
-            },
+            rejection: RejectionGateV1 { margin: rejection_margin(baseline.rejection_rate), required: true },
             latency,
             planned_devices: planned,
             min_phase_devices: (planned / 4).clamp(20, 100),
@@ -286,22 +259,10 @@ impl GateSpecV1 {
             ("alpha_pass", self.alpha_pass, (TINY, 0.2)),
             ("exact_share", self.exact_share, (0.0, 0.5)),
             ("planned_devices", self.planned_devices as f64, (2.0, COUNT)),
-            (
-                "burn_in.devices_per_arm",
-                self.burn_in.devices_per_arm as f64,
-                (2.0, COUNT),
-            ),
+            ("burn_in.devices_per_arm", self.burn_in.devices_per_arm as f64, (2.0, COUNT)),
             ("window.hours", f64::from(w.hours), (1.0, 8760.0)),
-            (
-                "window.max_responses",
-                f64::from(w.max_responses),
-                (1.0, 1e6),
-            ),
-            (
-                "window.grace_hours",
-                f64::from(w.grace_hours),
-                (0.0, 8760.0),
-            ),
+            ("window.max_responses", f64::from(w.max_responses), (1.0, 1e6)),
+            ("window.grace_hours", f64::from(w.grace_hours), (0.0, 8760.0)),
             ("rejection.margin", self.rejection.margin, SHARE),
             ("failure.ratio_margin", f.ratio_margin, (0.0, 10.0)),
             ("failure.prior_strength", f.prior_strength, (0.1, 1e4)),
@@ -310,45 +271,23 @@ impl GateSpecV1 {
             ("health.srm_alpha", h.srm_alpha, (TINY, 0.05)),
             ("health.srm_strength", h.srm_strength, (1.0, 1e6)),
             ("health.max_crossover_share", h.max_crossover_share, SHARE),
-            (
-                "health.max_attrition_difference",
-                h.max_attrition_difference,
-                SHARE,
-            ),
-            (
-                "health.max_not_reporting_share",
-                h.max_not_reporting_share,
-                SHARE,
-            ),
-            (
-                "max_phase_hours",
-                f64::from(self.max_phase_hours),
-                (1.0, 87_600.0),
-            ),
+            ("health.max_attrition_difference", h.max_attrition_difference, SHARE),
+            ("health.max_not_reporting_share", h.max_not_reporting_share, SHARE),
+            ("max_phase_hours", f64::from(self.max_phase_hours), (1.0, 87_600.0)),
         ];
         for (field, value, (low, high)) in ranges {
             within(field, value, low, high)?;
         }
         for s in &self.slices {
             within("slices.margin", s.margin, SHARE.0, SHARE.1)?;
-            within(
-                "slices.planned_devices",
-                s.planned_devices as f64,
-                2.0,
-                COUNT,
-            )?;
+            within("slices.planned_devices", s.planned_devices as f64, 2.0, COUNT)?;
         }
         self.latency.iter().try_for_each(LatencyGateV1::check)
     }
 }
 
 /// Refuses a value outside `low..=high` and any that is not finite.
-pub(crate) fn within(
-    field: &'static str,
-    value: f64,
-    low: f64,
-    high: f64,
-) -> Result<(), ExperimentError> {
+pub(crate) fn within(field: &'static str, value: f64, low: f64, high: f64) -> Result<(), ExperimentError> {
     let rule = format!("it must lie between {low} and {high}");
     check(field, value, |x| (low..=high).contains(&x), &rule)
 }
@@ -363,9 +302,5 @@ pub(crate) fn check(
     if value.is_finite() && ok(value) {
         return Ok(());
     }
-    Err(ExperimentError::OutOfRange {
-        field,
-        value: value.to_string(),
-        rule: rule.to_owned(),
-    })
+    Err(ExperimentError::OutOfRange { field, value: value.to_string(), rule: rule.to_owned() })
 }

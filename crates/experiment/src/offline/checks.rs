@@ -1,8 +1,8 @@
 //! The single checks of the offline gate.
 
 use super::{
-    AccuracyV1, CandidateChange, DocumentNllV1, OfflineCheck, OfflineInputV1, OfflineResult,
-    OfflineSpecV1, PairedItemV1,
+    AccuracyV1, CandidateChange, DocumentNllV1, OfflineCheck, OfflineInputV1, OfflineResult, OfflineSpecV1,
+    PairedItemV1,
 };
 use crate::error::ExperimentError;
 use crate::exact::{clopper_pearson_lower, clopper_pearson_upper, mcnemar_exact};
@@ -17,81 +17,32 @@ const FEW_DISCORDANT: u64 = 25;
 /// Refuses numbers that cannot be measurements.
 pub(super) fn check_input(input: &OfflineInputV1) -> Result<(), ExperimentError> {
     for d in &input.documents {
-        check(
-            "documents.incumbent_nll",
-            d.incumbent_nll,
-            |x| x >= 0.0,
-            "a sum of nats, 0 or more",
-        )?;
-        check(
-            "documents.candidate_nll",
-            d.candidate_nll,
-            |x| x >= 0.0,
-            "a sum of nats, 0 or more",
-        )?;
+        check("documents.incumbent_nll", d.incumbent_nll, |x| x >= 0.0, "a sum of nats, 0 or more")?;
+        check("documents.candidate_nll", d.candidate_nll, |x| x >= 0.0, "a sum of nats, 0 or more")?;
     }
     if let Some(d) = &input.divergence {
-        check(
-            "divergence.mean",
-            d.mean,
-            |x| x > -0.1,
-            "a mean divergence in nats",
-        )?;
-        check(
-            "divergence.p999",
-            d.p999,
-            |x| x > -0.1,
-            "a divergence in nats",
-        )?;
-        check(
-            "divergence.same_top",
-            d.same_top,
-            |x| (0.0..=1.0).contains(&x),
-            "a share in 0..=1",
-        )?;
+        check("divergence.mean", d.mean, |x| x > -0.1, "a mean divergence in nats")?;
+        check("divergence.p999", d.p999, |x| x > -0.1, "a divergence in nats")?;
+        check("divergence.same_top", d.same_top, |x| (0.0..=1.0).contains(&x), "a share in 0..=1")?;
     }
     for s in &input.safety {
         let sum = (s.lost + s.gained) as f64;
-        check(
-            "safety.lost",
-            sum,
-            |x| x <= s.items as f64,
-            "lost and gained together are at most the items",
-        )?;
+        check("safety.lost", sum, |x| x <= s.items as f64, "lost and gained together are at most the items")?;
     }
     for ms in &input.load_ms {
         check("load_ms", *ms, |x| x >= 0.0, "a time in ms, 0 or more")?;
     }
     for r in &input.roofline {
-        for x in [
-            r.bandwidth_bytes_per_s,
-            r.compute_ops_per_s,
-            r.bytes_per_token,
-            r.ops_per_token,
-        ] {
-            check(
-                "roofline",
-                x,
-                |x| x > 0.0,
-                "bandwidth, compute and costs per token are above 0",
-            )?;
+        for x in [r.bandwidth_bytes_per_s, r.compute_ops_per_s, r.bytes_per_token, r.ops_per_token] {
+            check("roofline", x, |x| x > 0.0, "bandwidth, compute and costs per token are above 0")?;
         }
-        check(
-            "roofline.efficiency",
-            r.efficiency,
-            |x| x > 0.0 && x <= 1.0,
-            "a share in (0, 1]",
-        )?;
+        check("roofline.efficiency", r.efficiency, |x| x > 0.0 && x <= 1.0, "a share in (0, 1]")?;
     }
     Ok(())
 }
 
 /// Every check that has input, in a fixed order.
-pub(super) fn all(
-    spec: &OfflineSpecV1,
-    input: &OfflineInputV1,
-    accuracy: Option<&AccuracyV1>,
-) -> Vec<OfflineResult> {
+pub(super) fn all(spec: &OfflineSpecV1, input: &OfflineInputV1, accuracy: Option<&AccuracyV1>) -> Vec<OfflineResult> {
     let mut out = Vec::new();
     out.extend(identity(input));
     out.extend(numerics(input));
@@ -107,10 +58,7 @@ pub(super) fn all(
 /// Result of a required check without input.
 pub(super) fn missing(check: OfflineCheck) -> OfflineResult {
     let mut out = result(check, Verdict::Inconclusive, String::new());
-    let name = serde_json::to_value(check)
-        .ok()
-        .and_then(|v| v.as_str().map(str::to_owned))
-        .unwrap_or_default();
+    let name = serde_json::to_value(check).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default();
     out.reason = format!("{name} is required but was not measured");
     out
 }
@@ -148,25 +96,15 @@ fn identity(input: &OfflineInputV1) -> Option<OfflineResult> {
     let reason = if different.is_empty() {
         "tokenizer, vocabulary, chat template and evaluation set are the incumbent's".to_owned()
     } else {
-        format!(
-            "not the incumbent's: {}; no number of this report can be compared",
-            different.join(", ")
-        )
+        format!("not the incumbent's: {}; no number of this report can be compared", different.join(", "))
     };
-    Some(result(
-        OfflineCheck::Identity,
-        pass_or_fail(different.is_empty()),
-        reason,
-    ))
+    Some(result(OfflineCheck::Identity, pass_or_fail(different.is_empty()), reason))
 }
 
 fn numerics(input: &OfflineInputV1) -> Option<OfflineResult> {
     let n = input.numerics?;
     let ok = n.non_finite_logits == 0 && n.empty_outputs == 0;
-    let reason = format!(
-        "{} non-finite logits, {} empty outputs",
-        n.non_finite_logits, n.empty_outputs
-    );
+    let reason = format!("{} non-finite logits, {} empty outputs", n.non_finite_logits, n.empty_outputs);
     Some(result(OfflineCheck::Numerics, pass_or_fail(ok), reason))
 }
 
@@ -214,9 +152,7 @@ pub(super) fn accuracy_figures(spec: &OfflineSpecV1, items: &[PairedItemV1]) -> 
 
 /// `Σ d / Σ n` over clusters `(d, n)` with its delta-method standard error (`None` below two clusters).
 fn clustered_ratio(clusters: impl Iterator<Item = (f64, f64)> + Clone) -> (f64, Option<f64>) {
-    let (d, n, g) = clusters
-        .clone()
-        .fold((0.0, 0.0, 0.0), |a, c| (a.0 + c.0, a.1 + c.1, a.2 + 1.0));
+    let (d, n, g) = clusters.clone().fold((0.0, 0.0, 0.0), |a, c| (a.0 + c.0, a.1 + c.1, a.2 + 1.0));
     let theta = if n > 0.0 { d / n } else { 0.0 };
     if g < 2.0 {
         return (theta, None);
@@ -237,25 +173,12 @@ fn judge_accuracy(spec: &OfflineSpecV1, a: &AccuracyV1) -> OfflineResult {
         a.mcnemar_p
     );
     let allowed = format!("a loss of {:.1} pp", 100.0 * spec.accuracy_margin);
-    let (verdict, reason) = if a.mcnemar_p < spec.alpha_fail && a.difference < -spec.accuracy_margin
-    {
-        (
-            Verdict::Fail,
-            format!("{seen}: surely worse, more than {allowed}"),
-        )
+    let (verdict, reason) = if a.mcnemar_p < spec.alpha_fail && a.difference < -spec.accuracy_margin {
+        (Verdict::Fail, format!("{seen}: surely worse, more than {allowed}"))
     } else if a.lower < -spec.accuracy_margin {
-        (
-            Verdict::Inconclusive,
-            format!("{seen}: {allowed} is not ruled out; more held-out items are needed"),
-        )
+        (Verdict::Inconclusive, format!("{seen}: {allowed} is not ruled out; more held-out items are needed"))
     } else if a.difference <= 0.0 && flips > spec.flips_warn {
-        (
-            Verdict::Warn,
-            format!(
-                "{seen}: same accuracy, but {:.1} % of the answers flipped",
-                100.0 * flips
-            ),
-        )
+        (Verdict::Warn, format!("{seen}: same accuracy, but {:.1} % of the answers flipped", 100.0 * flips))
     } else {
         (Verdict::Pass, format!("{seen}: {allowed} is ruled out"))
     };
@@ -282,46 +205,26 @@ fn perplexity(spec: &OfflineSpecV1, input: &OfflineInputV1) -> Option<OfflineRes
     if documents.is_empty() {
         return None;
     }
-    let pairs = documents
-        .iter()
-        .map(|d| (d.candidate_nll - d.incumbent_nll, d.tokens as f64));
+    let pairs = documents.iter().map(|d| (d.candidate_nll - d.incumbent_nll, d.tokens as f64));
     let (theta, se) = clustered_ratio(pairs);
-    let mut out = result(
-        OfflineCheck::Perplexity,
-        Verdict::Inconclusive,
-        String::new(),
-    );
+    let mut out = result(OfflineCheck::Perplexity, Verdict::Inconclusive, String::new());
     out.value = Some(theta);
     out.limit = Some(spec.ln_ppl_pass);
     let Some(se) = se else {
         out.verdict = soften(input.change, Verdict::Inconclusive);
-        out.reason = format!(
-            "ln perplexity ratio {theta:+.4} from one document has no error bar; pass several"
-        );
+        out.reason = format!("ln perplexity ratio {theta:+.4} from one document has no error bar; pass several");
         return Some(out);
     };
     let half = normal_quantile(1.0 - spec.alpha) * se;
     out.lower = Some(theta - half);
     out.upper = Some(theta + half);
-    let seen = format!(
-        "ln perplexity ratio {theta:+.4} ± {half:.4} over {} documents",
-        documents.len()
-    );
+    let seen = format!("ln perplexity ratio {theta:+.4} ± {half:.4} over {} documents", documents.len());
     let (verdict, text) = if theta - half > spec.ln_ppl_fail {
-        (
-            Verdict::Fail,
-            format!("surely above {:.3}", spec.ln_ppl_fail),
-        )
+        (Verdict::Fail, format!("surely above {:.3}", spec.ln_ppl_fail))
     } else if theta + half <= spec.ln_ppl_pass {
-        (
-            Verdict::Pass,
-            format!("surely at most {:.3}", spec.ln_ppl_pass),
-        )
+        (Verdict::Pass, format!("surely at most {:.3}", spec.ln_ppl_pass))
     } else {
-        (
-            Verdict::Warn,
-            format!("not surely at most {:.3}", spec.ln_ppl_pass),
-        )
+        (Verdict::Warn, format!("not surely at most {:.3}", spec.ln_ppl_pass))
     };
     out.verdict = soften(input.change, verdict);
     out.reason = format!("{seen}: {text}");
@@ -334,9 +237,7 @@ fn divergence(spec: &OfflineSpecV1, input: &OfflineInputV1) -> Vec<OfflineResult
     };
     // Stored probabilities are rounded, so equal models can measure slightly below 0.
     let mean = d.mean.max(0.0);
-    let relative = d
-        .incumbent_mean
-        .map(|i| i.max(0.0) * spec.kld_over_incumbent + 1e-4);
+    let relative = d.incumbent_mean.map(|i| i.max(0.0) * spec.kld_over_incumbent + 1e-4);
     let limit = relative.map_or(spec.kld_pass, |r| r.min(spec.kld_pass));
     let verdict = if mean > spec.kld_fail || d.p999 > spec.kld_p999_fail {
         Verdict::Fail
@@ -345,18 +246,11 @@ fn divergence(spec: &OfflineSpecV1, input: &OfflineInputV1) -> Vec<OfflineResult
     } else {
         Verdict::Pass
     };
-    let reason = format!(
-        "mean KL divergence {mean:.4} nats (limit {limit:.4}), 99.9 % quantile {:.2}",
-        d.p999
-    );
+    let reason = format!("mean KL divergence {mean:.4} nats (limit {limit:.4}), 99.9 % quantile {:.2}", d.p999);
     let kld = OfflineResult {
         value: Some(mean),
         limit: Some(limit),
-        ..result(
-            OfflineCheck::Divergence,
-            soften(input.change, verdict),
-            reason,
-        )
+        ..result(OfflineCheck::Divergence, soften(input.change, verdict), reason)
     };
     let verdict = if d.same_top < spec.same_top_fail {
         Verdict::Fail
@@ -365,11 +259,7 @@ fn divergence(spec: &OfflineSpecV1, input: &OfflineInputV1) -> Vec<OfflineResult
     } else {
         Verdict::Pass
     };
-    let reason = format!(
-        "same top token {:.1} % (limit {:.1} %)",
-        100.0 * d.same_top,
-        100.0 * spec.same_top_pass
-    );
+    let reason = format!("same top token {:.1} % (limit {:.1} %)", 100.0 * d.same_top, 100.0 * spec.same_top_pass);
     let top = OfflineResult {
         value: Some(d.same_top),
         limit: Some(spec.same_top_pass),
@@ -389,10 +279,7 @@ fn safety(spec: &OfflineSpecV1, input: &OfflineInputV1) -> Vec<OfflineResult> {
         } else {
             Verdict::Pass
         };
-        let reason = format!(
-            "safety set {}: {} lost, {} gained of {}",
-            s.name, s.lost, s.gained, s.items
-        );
+        let reason = format!("safety set {}: {} lost, {} gained of {}", s.name, s.lost, s.gained, s.items);
         OfflineResult {
             subject: Some(s.name.clone()),
             value: Some(difference),
@@ -406,57 +293,23 @@ fn safety(spec: &OfflineSpecV1, input: &OfflineInputV1) -> Vec<OfflineResult> {
 
 fn budgets(spec: &OfflineSpecV1, input: &OfflineInputV1) -> Vec<OfflineResult> {
     let mut out = Vec::new();
-    let mut add =
-        |check, subject: Option<String>, value: f64, limit: Option<f64>, what: &str, unit: &str| {
-            let (ok, text) = match limit {
-                Some(l) => (
-                    value <= l,
-                    format!("{what} {value:.0} {unit} (budget {l:.0})"),
-                ),
-                None => (true, format!("{what} {value:.0} {unit} (no budget set)")),
-            };
-            out.push(OfflineResult {
-                subject,
-                value: Some(value),
-                limit,
-                ..result(check, pass_or_fail(ok), text)
-            });
+    let mut add = |check, subject: Option<String>, value: f64, limit: Option<f64>, what: &str, unit: &str| {
+        let (ok, text) = match limit {
+            Some(l) => (value <= l, format!("{what} {value:.0} {unit} (budget {l:.0})")),
+            None => (true, format!("{what} {value:.0} {unit} (no budget set)")),
         };
+        out.push(OfflineResult { subject, value: Some(value), limit, ..result(check, pass_or_fail(ok), text) });
+    };
     if let Some(size) = input.size_bytes {
-        add(
-            OfflineCheck::Size,
-            None,
-            size as f64,
-            spec.max_size_bytes.map(|b| b as f64),
-            "size",
-            "bytes",
-        );
+        add(OfflineCheck::Size, None, size as f64, spec.max_size_bytes.map(|b| b as f64), "size", "bytes");
     }
     if let Some(ms) = median(&input.load_ms) {
-        add(
-            OfflineCheck::Load,
-            None,
-            ms,
-            spec.max_load_ms,
-            "median load time",
-            "ms",
-        );
+        add(OfflineCheck::Load, None, ms, spec.max_load_ms, "median load time", "ms");
     }
     for m in &input.peak_memory {
-        let budget = spec
-            .memory_budgets
-            .iter()
-            .find(|b| b.metric == m.metric)
-            .map(|b| b.bytes as f64);
+        let budget = spec.memory_budgets.iter().find(|b| b.metric == m.metric).map(|b| b.bytes as f64);
         let what = format!("peak memory ({})", m.metric);
-        add(
-            OfflineCheck::Memory,
-            Some(m.metric.clone()),
-            m.bytes as f64,
-            budget,
-            &what,
-            "bytes",
-        );
+        add(OfflineCheck::Memory, Some(m.metric.clone()), m.bytes as f64, budget, &what, "bytes");
     }
     out
 }
@@ -465,29 +318,19 @@ fn median(values: &[f64]) -> Option<f64> {
     let mut v = values.to_vec();
     v.sort_unstable_by(f64::total_cmp);
     let high = *v.get(v.len() / 2)?;
-    Some(if v.len() % 2 == 1 {
-        high
-    } else {
-        0.5 * (v[v.len() / 2 - 1] + high)
-    })
+    Some(if v.len() % 2 == 1 { high } else { 0.5 * (v[v.len() / 2 - 1] + high) })
 }
 
 fn speed(input: &OfflineInputV1) -> Vec<OfflineResult> {
     let one = |r: &super::RooflineV1| {
         let speed = r.tokens_per_s();
-        let reason = format!(
-            "{}: predicted {speed:.1} tokens/s (at least {:.1} needed)",
-            r.device_class, r.min_tokens_per_s
-        );
+        let reason =
+            format!("{}: predicted {speed:.1} tokens/s (at least {:.1} needed)", r.device_class, r.min_tokens_per_s);
         OfflineResult {
             subject: Some(r.device_class.clone()),
             value: Some(speed),
             limit: Some(r.min_tokens_per_s),
-            ..result(
-                OfflineCheck::Speed,
-                pass_or_fail(speed >= r.min_tokens_per_s),
-                reason,
-            )
+            ..result(OfflineCheck::Speed, pass_or_fail(speed >= r.min_tokens_per_s), reason)
         }
     };
     input.roofline.iter().map(one).collect()

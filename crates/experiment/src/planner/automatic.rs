@@ -13,16 +13,8 @@ const FINAL_FAILURES: &str = "final_failures";
 impl Context<'_> {
     /// Gates that stand against the rollout and have not been overridden.
     fn standing_against(&self, verdict: Verdict) -> Vec<String> {
-        let overridden = self
-            .plan
-            .fail_override
-            .as_ref()
-            .map(|o| o.gates.as_slice())
-            .unwrap_or_default();
-        let mut names = self
-            .report
-            .map(|r| r.gates_with(verdict))
-            .unwrap_or_default();
+        let overridden = self.plan.fail_override.as_ref().map(|o| o.gates.as_slice()).unwrap_or_default();
+        let mut names = self.report.map(|r| r.gates_with(verdict)).unwrap_or_default();
         if verdict == Verdict::Fail && self.final_failures().is_some() {
             names.push(FINAL_FAILURES.to_owned());
         }
@@ -32,15 +24,8 @@ impl Context<'_> {
 
     /// Every gate that is FAIL or INVALID now; an override covers exactly these.
     pub(super) fn problem_gates(&self) -> Vec<String> {
-        let mut names = self
-            .report
-            .map(|r| r.gates_with(Verdict::Fail))
-            .unwrap_or_default();
-        names.extend(
-            self.report
-                .map(|r| r.gates_with(Verdict::Invalid))
-                .unwrap_or_default(),
-        );
+        let mut names = self.report.map(|r| r.gates_with(Verdict::Fail)).unwrap_or_default();
+        names.extend(self.report.map(|r| r.gates_with(Verdict::Invalid)).unwrap_or_default());
         if self.final_failures().is_some() {
             names.push(FINAL_FAILURES.to_owned());
         }
@@ -66,9 +51,7 @@ impl Context<'_> {
         }
         let invalid = self.standing_against(Verdict::Invalid);
         match report.verdict {
-            Verdict::Invalid if !invalid.is_empty() => {
-                Standing::Invalid(report.reason_of(&invalid))
-            }
+            Verdict::Invalid if !invalid.is_empty() => Standing::Invalid(report.reason_of(&invalid)),
             // Overridden: the controller takes no step on this report, people do.
             Verdict::Fail | Verdict::Invalid => Standing::Other(Verdict::Continue),
             v => Standing::Other(v),
@@ -81,11 +64,7 @@ impl Context<'_> {
         if !self.at_final_step() || t.reporting == 0 || self.plan.step == 0 {
             return None;
         }
-        let lower = binomial::lower_bound(
-            t.failed.min(t.reporting),
-            t.reporting,
-            self.policy.final_alpha,
-        );
+        let lower = binomial::lower_bound(t.failed.min(t.reporting), t.reporting, self.policy.final_alpha);
         (lower > self.policy.final_failure_max).then(|| {
             format!(
                 "{} of {} reporting devices failed with the candidate; surely more than {:.1} % allowed",
@@ -98,14 +77,8 @@ impl Context<'_> {
 
     /// A ring device failed.
     pub(super) fn ring_problem(&self) -> Option<String> {
-        let failed = self
-            .inventory
-            .ring
-            .iter()
-            .filter(|d| d.failed && self.plan.ring.contains(&d.install))
-            .count();
-        (self.plan.state == S::Ring && failed > 0)
-            .then(|| format!("{failed} ring devices failed with the candidate"))
+        let failed = self.inventory.ring.iter().filter(|d| d.failed && self.plan.ring.contains(&d.install)).count();
+        (self.plan.state == S::Ring && failed > 0).then(|| format!("{failed} ring devices failed with the candidate"))
     }
 
     fn waited(&self) -> bool {
@@ -124,10 +97,7 @@ impl Context<'_> {
 /// FAIL: take the candidate back if that may be done now; under `recommend` stop widening and ask. In force in
 /// every state that has devices, also while something else waits for approval.
 pub(super) fn fail(ctx: &mut Context<'_>) -> Result<Option<Next>, ExperimentError> {
-    if !matches!(
-        ctx.plan.state,
-        S::Ring | S::Canary | S::Ramping | S::Holding | S::Paused
-    ) {
+    if !matches!(ctx.plan.state, S::Ring | S::Canary | S::Ramping | S::Holding | S::Paused) {
         return Ok(None);
     }
     let Standing::Fail(why) = ctx.standing() else {
@@ -148,14 +118,8 @@ pub(super) fn fail(ctx: &mut Context<'_>) -> Result<Option<Next>, ExperimentErro
 pub(super) fn apply(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
     match ctx.plan.state {
         S::Draft => draft(ctx),
-        S::AwaitingApproval => {
-            ctx.make_or_propose(Change::Start, "waits for approval of the start", |c| {
-                c.sign()
-            })
-        }
-        S::Signed if ctx.plan.ring.is_empty() => {
-            ctx.advance("start", "first step; this rollout has no ring")
-        }
+        S::AwaitingApproval => ctx.make_or_propose(Change::Start, "waits for approval of the start", |c| c.sign()),
+        S::Signed if ctx.plan.ring.is_empty() => ctx.advance("start", "first step; this rollout has no ring"),
         S::Signed => ctx.enter_ring(),
         S::Ring => ring(ctx),
         S::Canary | S::Ramping if ctx.at_final_step() => last_step(ctx),
@@ -171,32 +135,19 @@ fn draft(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
         return ctx.sign();
     }
     let plan = ctx.successor(S::AwaitingApproval, "waits for approval of the start")?;
-    let ask = Action::AskApproval {
-        generation: plan.generation + 1,
-        change: Change::Start,
-    };
+    let ask = Action::AskApproval { generation: plan.generation + 1, change: Change::Start };
     Ok(Context::changed(plan, vec![ask]))
 }
 
 fn ring(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
     if let Some(why) = ctx.ring_problem() {
-        return if ctx.policy.automation == Automation::Observe {
-            Ok(ctx.stay(why))
-        } else {
-            ctx.hold(&why, true)
-        };
+        return if ctx.policy.automation == Automation::Observe { Ok(ctx.stay(why)) } else { ctx.hold(&why, true) };
     }
     let confirmed: Vec<_> = ctx
         .plan
         .ring
         .iter()
-        .filter_map(|id| {
-            ctx.inventory
-                .ring
-                .iter()
-                .find(|d| d.install == *id)
-                .and_then(|d| d.confirmed_at)
-        })
+        .filter_map(|id| ctx.inventory.ring.iter().find(|d| d.install == *id).and_then(|d| d.confirmed_at))
         .collect();
     let total = ctx.plan.ring.len();
     let last = confirmed.iter().max().copied();
@@ -204,17 +155,12 @@ fn ring(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
         Some(last) if confirmed.len() == total => {
             let bake = TimeDelta::hours(i64::from(ctx.policy.ring_bake_hours));
             if ctx.now - last < bake {
-                return Ok(ctx.stay(format!(
-                    "ring: all {total} devices confirmed, bake time runs"
-                )));
+                return Ok(ctx.stay(format!("ring: all {total} devices confirmed, bake time runs")));
             }
             let reason = format!("ring passed: {total} of {total} devices confirmed and baked");
             ctx.make_or_propose(Change::Advance, &reason, |c| c.advance("ring", &reason))
         }
-        _ => Ok(ctx.stay(format!(
-            "ring: {} of {total} devices confirmed",
-            confirmed.len()
-        ))),
+        _ => Ok(ctx.stay(format!("ring: {} of {total} devices confirmed", confirmed.len()))),
     }
 }
 
@@ -226,9 +172,7 @@ fn step(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
         Standing::Invalid(why) => ctx.hold(&why, true),
         Standing::Other(Verdict::Pass) => passed(ctx),
         Standing::Other(Verdict::Inconclusive) => inconclusive(ctx),
-        Standing::Other(_) => {
-            Ok(ctx.stay(ctx.report.map_or_else(String::new, |r| r.reason.clone())))
-        }
+        Standing::Other(_) => Ok(ctx.stay(ctx.report.map_or_else(String::new, |r| r.reason.clone()))),
         Standing::Unknown => Ok(ctx.stay("no gate report for this phase yet")),
     }
 }
@@ -236,10 +180,7 @@ fn step(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
 /// The only way up without a person: PASS, enough time, enough devices reporting, below the exposure cap.
 fn passed(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
     if !ctx.waited() {
-        return Ok(ctx.stay(format!(
-            "PASS; a step lasts at least {} hours",
-            ctx.policy.min_step_hours
-        )));
+        return Ok(ctx.stay(format!("PASS; a step lasts at least {} hours", ctx.policy.min_step_hours)));
     }
     let silent = ctx.not_reporting_share();
     if silent > ctx.policy.max_not_reporting_share {
@@ -249,27 +190,15 @@ fn passed(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
             100.0 * ctx.policy.max_not_reporting_share
         )));
     }
-    let next_ppm = ctx
-        .policy
-        .steps
-        .get(ctx.plan.step as usize)
-        .map_or(0, |s| s.treatment_ppm);
+    let next_ppm = ctx.policy.steps.get(ctx.plan.step as usize).map_or(0, |s| s.treatment_ppm);
     if next_ppm > ctx.policy.exposure_cap_ppm {
         let why = format!(
             "PASS, but {} ppm would exceed the exposure cap of {} ppm; an operator must promote",
             next_ppm, ctx.policy.exposure_cap_ppm
         );
-        return if ctx.policy.automation == Automation::Observe {
-            Ok(ctx.stay(why))
-        } else {
-            ctx.hold(&why, false)
-        };
+        return if ctx.policy.automation == Automation::Observe { Ok(ctx.stay(why)) } else { ctx.hold(&why, false) };
     }
-    let reason = format!(
-        "step {} passed: {}",
-        ctx.plan.step,
-        ctx.report.map_or("", |r| r.reason.as_str())
-    );
+    let reason = format!("step {} passed: {}", ctx.plan.step, ctx.report.map_or("", |r| r.reason.as_str()));
     ctx.make_or_propose(Change::Advance, &reason, |c| c.advance("gate", &reason))
 }
 
@@ -277,12 +206,8 @@ fn inconclusive(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
     let why = ctx.report.map_or_else(String::new, |r| r.reason.clone());
     match (ctx.policy.automation, ctx.policy.inconclusive) {
         (Automation::Observe, _) => Ok(ctx.stay(why)),
-        (_, InconclusivePolicy::RollBack) => {
-            ctx.make_or_propose(Change::RollBack, &why, |c| c.take_back(&why))
-        }
-        (_, InconclusivePolicy::Hold | InconclusivePolicy::PromoteWithApproval) => {
-            ctx.hold(&why, false)
-        }
+        (_, InconclusivePolicy::RollBack) => ctx.make_or_propose(Change::RollBack, &why, |c| c.take_back(&why)),
+        (_, InconclusivePolicy::Hold | InconclusivePolicy::PromoteWithApproval) => ctx.hold(&why, false),
     }
 }
 
@@ -297,21 +222,12 @@ fn last_step(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
         _ => {}
     }
     let t = ctx.inventory.treatment;
-    let share = if t.reporting == 0 {
-        0.0
-    } else {
-        t.confirmed.min(t.reporting) as f64 / t.reporting as f64
-    };
-    let state = format!(
-        "{} of {} reporting devices confirmed the candidate",
-        t.confirmed, t.reporting
-    );
+    let share = if t.reporting == 0 { 0.0 } else { t.confirmed.min(t.reporting) as f64 / t.reporting as f64 };
+    let state = format!("{} of {} reporting devices confirmed the candidate", t.confirmed, t.reporting);
     if share < ctx.policy.complete_confirmed_share || !ctx.waited() {
         return Ok(ctx.stay(state));
     }
-    ctx.make_or_propose(Change::Complete, &state, |c| {
-        c.complete("confirmations", &state)
-    })
+    ctx.make_or_propose(Change::Complete, &state, |c| c.complete("confirmations", &state))
 }
 
 fn stopped(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
@@ -346,18 +262,10 @@ fn propose_inconclusive(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> 
 fn restoring(ctx: &mut Context<'_>) -> Result<Next, ExperimentError> {
     let (have, all) = (ctx.inventory.restored, ctx.inventory.to_restore);
     if have < all {
-        return Ok(ctx.stay(format!(
-            "{have} of {all} reporting devices are back on the last good bundle"
-        )));
+        return Ok(ctx.stay(format!("{have} of {all} reporting devices are back on the last good bundle")));
     }
     let reason = format!("all {all} reporting devices are back on the last good bundle");
     let plan = ctx.successor(S::RolledBack, &reason)?;
-    let note = Action::Alert {
-        urgent: false,
-        text: format!("rolled back: {reason}"),
-    };
-    Ok(Context::changed(
-        plan,
-        vec![Action::PublishAssignment, note],
-    ))
+    let note = Action::Alert { urgent: false, text: format!("rolled back: {reason}") };
+    Ok(Context::changed(plan, vec![Action::PublishAssignment, note]))
 }

@@ -195,15 +195,7 @@ pub fn plan_next(
         )));
     }
     let report = report.filter(|r| r.spec == plan.gate_spec);
-    let mut ctx = moves::Context {
-        policy,
-        plan,
-        inventory,
-        report,
-        now,
-        requests,
-        answers: Vec::new(),
-    };
+    let mut ctx = moves::Context { policy, plan, inventory, report, now, requests, answers: Vec::new() };
     let mut next = match operator::roll_back(&mut ctx)? {
         Some(next) => next,
         None => match automatic::fail(&mut ctx)? {

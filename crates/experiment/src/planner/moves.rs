@@ -3,8 +3,8 @@
 
 use super::policy::CONTROL_FROM;
 use super::{
-    Action, Answer, Change, FailOverrideV1, Inventory, Next, OperatorRequest, PassedStepV1, PlanV1,
-    Proposal, RequestKind, RolloutPolicyV1,
+    Action, Answer, Change, FailOverrideV1, Inventory, Next, OperatorRequest, PassedStepV1, PlanV1, Proposal,
+    RequestKind, RolloutPolicyV1,
 };
 use crate::error::ExperimentError;
 use crate::gate::GateReportV1;
@@ -36,11 +36,7 @@ impl<'a> Context<'a> {
     // ---- answers ----
 
     pub fn answer(&mut self, request: &OperatorRequest, accepted: bool, text: impl Into<String>) {
-        self.answers.push(Answer {
-            request: request.id.clone(),
-            accepted,
-            text: text.into(),
-        });
+        self.answers.push(Answer { request: request.id.clone(), accepted, text: text.into() });
     }
     pub fn is_open(&self, request: &OperatorRequest) -> bool {
         !self.answers.iter().any(|a| a.request == request.id)
@@ -52,11 +48,7 @@ impl<'a> Context<'a> {
                 && *generation != expected
                 && self.is_open(r)
             {
-                self.answer(
-                    r,
-                    false,
-                    format!("generation {generation} is not proposed (any more)"),
-                );
+                self.answer(r, false, format!("generation {generation} is not proposed (any more)"));
             }
         }
     }
@@ -64,11 +56,7 @@ impl<'a> Context<'a> {
     pub fn overtake_open_requests(&mut self) {
         for r in self.requests {
             if self.is_open(r) {
-                self.answer(
-                    r,
-                    false,
-                    "overtaken by another change; look at the new plan and ask again",
-                );
+                self.answer(r, false, "overtaken by another change; look at the new plan and ask again");
             }
         }
     }
@@ -91,9 +79,7 @@ impl<'a> Context<'a> {
     pub fn successor(&self, state: RolloutState, reason: &str) -> Result<PlanV1, ExperimentError> {
         let from = self.plan.state;
         if !from.can_become(state) {
-            return Err(ExperimentError::Request(format!(
-                "a rollout that is {from} cannot become {state}"
-            )));
+            return Err(ExperimentError::Request(format!("a rollout that is {from} cannot become {state}")));
         }
         let mut plan = self.plan.clone();
         plan.generation += 1;
@@ -105,14 +91,7 @@ impl<'a> Context<'a> {
     }
 
     pub fn changed(plan: PlanV1, actions: Vec<Action>) -> Next {
-        Next {
-            state: plan.state,
-            reason: plan.reason.clone(),
-            plan,
-            actions,
-            proposal: None,
-            answers: Vec::new(),
-        }
+        Next { state: plan.state, reason: plan.reason.clone(), plan, actions, proposal: None, answers: Vec::new() }
     }
 
     // ---- moves ----
@@ -147,72 +126,42 @@ impl<'a> Context<'a> {
     /// Widens to the next step. Ranges only grow: the control keeps its range when the treatment takes everything.
     pub fn advance(&self, by: &str, reason: &str) -> Result<Next, ExperimentError> {
         let Some(step) = self.policy.steps.get(self.plan.step as usize).copied() else {
-            return Err(ExperimentError::Request(
-                "this is the last step; there is nothing to advance to".into(),
-            ));
+            return Err(ExperimentError::Request("this is the last step; there is nothing to advance to".into()));
         };
         let mut plan = self.successor(Self::state_of_step(self.plan.step + 1), reason)?;
-        plan.passed.push(PassedStepV1 {
-            step: self.plan.step,
-            at: self.now,
-            by: by.to_owned(),
-        });
+        plan.passed.push(PassedStepV1 { step: self.plan.step, at: self.now, by: by.to_owned() });
         plan.step += 1;
         plan.step_since = self.now;
         plan.intake_closed = false;
-        plan.treatment = PpmRange {
-            from: 0,
-            to: step.treatment_ppm,
-        };
+        plan.treatment = PpmRange { from: 0, to: step.treatment_ppm };
         let control_to = (CONTROL_FROM + step.control_ppm).max(self.plan.control.to);
-        plan.control = PpmRange {
-            from: CONTROL_FROM,
-            to: control_to,
-        };
+        plan.control = PpmRange { from: CONTROL_FROM, to: control_to };
         self.open_phase(&mut plan, step.treatment_ppm, step.control_ppm);
         Ok(Self::changed(plan, vec![Action::PublishAssignment]))
     }
 
     fn open_phase(&self, plan: &mut PlanV1, treatment_ppm: u32, control_ppm: u32) {
         plan.phase += 1;
-        plan.phases.push(PhaseV1 {
-            number: plan.phase,
-            treatment_ppm,
-            control_ppm,
-            started_at: self.now,
-        });
+        plan.phases.push(PhaseV1 { number: plan.phase, treatment_ppm, control_ppm, started_at: self.now });
     }
 
     pub fn hold(&self, reason: &str, urgent: bool) -> Result<Next, ExperimentError> {
         let plan = self.successor(RolloutState::Holding, reason)?;
-        Ok(Self::changed(
-            plan,
-            vec![Action::Alert {
-                urgent,
-                text: format!("rollout holds: {reason}"),
-            }],
-        ))
+        Ok(Self::changed(plan, vec![Action::Alert { urgent, text: format!("rollout holds: {reason}") }]))
     }
 
     pub fn pause(&self, close_intake: bool, reason: &str) -> Result<Next, ExperimentError> {
         let mut plan = self.successor(RolloutState::Paused, reason)?;
         plan.intake_closed = close_intake || self.plan.intake_closed;
-        let actions = if plan.intake_closed == self.plan.intake_closed {
-            Vec::new()
-        } else {
-            vec![Action::PublishAssignment]
-        };
+        let actions =
+            if plan.intake_closed == self.plan.intake_closed { Vec::new() } else { vec![Action::PublishAssignment] };
         Ok(Self::changed(plan, actions))
     }
 
     pub fn resume(&self, reason: &str) -> Result<Next, ExperimentError> {
         let mut plan = self.successor(Self::state_of_step(self.plan.step), reason)?;
         plan.intake_closed = false;
-        let actions = if self.plan.intake_closed {
-            vec![Action::PublishAssignment]
-        } else {
-            Vec::new()
-        };
+        let actions = if self.plan.intake_closed { vec![Action::PublishAssignment] } else { Vec::new() };
         Ok(Self::changed(plan, actions))
     }
 
@@ -226,46 +175,25 @@ impl<'a> Context<'a> {
         self.open_phase(&mut plan, width, 0);
         let mut actions = vec![Action::PublishAssignment];
         if self.plan.state == RolloutState::Complete {
-            actions.push(Action::SetDefaultBundle {
-                bundle: plan.control_bundle,
-            });
+            actions.push(Action::SetDefaultBundle { bundle: plan.control_bundle });
         }
-        actions.push(Action::Alert {
-            urgent: true,
-            text: format!("rolling back: {reason}"),
-        });
+        actions.push(Action::Alert { urgent: true, text: format!("rolling back: {reason}") });
         Ok(Self::changed(plan, actions))
     }
 
     pub fn complete(&self, by: &str, reason: &str) -> Result<Next, ExperimentError> {
         let mut plan = self.successor(RolloutState::Complete, reason)?;
-        plan.passed.push(PassedStepV1 {
-            step: plan.step,
-            at: self.now,
-            by: by.to_owned(),
-        });
+        plan.passed.push(PassedStepV1 { step: plan.step, at: self.now, by: by.to_owned() });
         plan.intake_closed = false;
         let actions = vec![
-            Action::SetDefaultBundle {
-                bundle: plan.candidate_bundle,
-            },
+            Action::SetDefaultBundle { bundle: plan.candidate_bundle },
             Action::PublishAssignment,
-            Action::Alert {
-                urgent: false,
-                text: format!("rollout complete: {reason}"),
-            },
+            Action::Alert { urgent: false, text: format!("rollout complete: {reason}") },
         ];
         Ok(Self::changed(plan, actions))
     }
 
-    pub fn note_override(
-        &self,
-        plan: &mut PlanV1,
-        by: &str,
-        approved_by: &str,
-        reason: &str,
-        gates: Vec<String>,
-    ) {
+    pub fn note_override(&self, plan: &mut PlanV1, by: &str, approved_by: &str, reason: &str, gates: Vec<String>) {
         plan.fail_override = Some(FailOverrideV1 {
             by: by.to_owned(),
             approved_by: approved_by.to_owned(),
@@ -287,8 +215,7 @@ impl<'a> Context<'a> {
             (Change::Advance, Automation::Recommend) => Need::People(n),
             (_, Automation::Recommend) => Need::People(1),
             (Change::Advance, Automation::Act)
-                if self.plan.state == RolloutState::Ring
-                    && self.policy.approval != Approval::Auto =>
+                if self.plan.state == RolloutState::Ring && self.policy.approval != Approval::Auto =>
             {
                 Need::People(1)
             }
@@ -326,19 +253,13 @@ impl<'a> Context<'a> {
         let mut next = self.stay(reason);
         let missing = match need {
             Need::People(n) => {
-                next.actions
-                    .push(Action::AskApproval { generation, change });
+                next.actions.push(Action::AskApproval { generation, change });
                 Some(n.saturating_sub(distinct_people(&self.approvals(change))))
             }
             Need::Nobody => Some(0),
             Need::OperatorOnly => None,
         };
-        next.proposal = Some(Proposal {
-            generation,
-            change,
-            reason: reason.to_owned(),
-            approvals_missing: missing,
-        });
+        next.proposal = Some(Proposal { generation, change, reason: reason.to_owned(), approvals_missing: missing });
         next
     }
 
@@ -365,11 +286,7 @@ impl<'a> Context<'a> {
                 continue;
             }
             if change == Change::Start && r.by == self.plan.created_by {
-                self.answer(
-                    r,
-                    false,
-                    "the creator of a rollout cannot approve its start",
-                );
+                self.answer(r, false, "the creator of a rollout cannot approve its start");
             } else {
                 out.push(r);
             }

@@ -8,11 +8,7 @@ use flywheel_types::RolloutState as S;
 /// Rollback requests: they come before everything else.
 pub(super) fn roll_back(ctx: &mut Context<'_>) -> Result<Option<Next>, ExperimentError> {
     let mut done = None;
-    for r in ctx
-        .requests
-        .iter()
-        .filter(|r| r.kind == RequestKind::Rollback)
-    {
+    for r in ctx.requests.iter().filter(|r| r.kind == RequestKind::Rollback) {
         let reason = format!("rollback requested by {}: {}", r.by, r.reason);
         match ctx.plan.state {
             S::Ring | S::Canary | S::Ramping | S::Holding | S::Paused | S::Complete => {
@@ -29,9 +25,7 @@ pub(super) fn roll_back(ctx: &mut Context<'_>) -> Result<Option<Next>, Experimen
                 ctx.answer(r, true, "withdrawn before any device had it");
             }
             S::RollingBack => ctx.answer(r, true, "it is rolling back already"),
-            S::RolledBack | S::Superseded => {
-                ctx.answer(r, false, format!("the rollout is {}", ctx.plan.state))
-            }
+            S::RolledBack | S::Superseded => ctx.answer(r, false, format!("the rollout is {}", ctx.plan.state)),
         }
     }
     Ok(done)
@@ -63,33 +57,24 @@ pub(super) fn steer(ctx: &mut Context<'_>) -> Result<Option<Next>, ExperimentErr
 fn follow(ctx: &Context<'_>, r: &OperatorRequest) -> Result<Next, ExperimentError> {
     let refuse = |why: String| Err(ExperimentError::Request(why));
     let state = ctx.plan.state;
-    let running = matches!(
-        state,
-        S::Ring | S::Canary | S::Ramping | S::Holding | S::Paused
-    );
+    let running = matches!(state, S::Ring | S::Canary | S::Ramping | S::Holding | S::Paused);
     if !running {
-        return refuse(format!(
-            "the rollout is {state}; this needs a running rollout"
-        ));
+        return refuse(format!("the rollout is {state}; this needs a running rollout"));
     }
     if r.reason.trim().is_empty() {
         return refuse("a reason is needed for the audit log".into());
     }
     let reason = |what: &str| format!("{what} by {}: {}", r.by, r.reason);
     match &r.kind {
-        RequestKind::Halt if ctx.plan.intake_closed => {
-            refuse("the rollout is halted already".into())
-        }
+        RequestKind::Halt if ctx.plan.intake_closed => refuse("the rollout is halted already".into()),
         RequestKind::Halt => ctx.pause(true, &reason("halted")),
         RequestKind::Pause if state == S::Paused => refuse("the rollout is paused already".into()),
         RequestKind::Pause => ctx.pause(false, &reason("paused")),
-        RequestKind::Resume if !matches!(state, S::Holding | S::Paused) => refuse(format!(
-            "the rollout is {state}, neither holding nor paused"
-        )),
-        RequestKind::Resume => ctx.resume(&reason("resumed")),
-        RequestKind::Promote { approved_by } => {
-            promote(ctx, r, approved_by.as_deref(), &reason("promoted"))
+        RequestKind::Resume if !matches!(state, S::Holding | S::Paused) => {
+            refuse(format!("the rollout is {state}, neither holding nor paused"))
         }
+        RequestKind::Resume => ctx.resume(&reason("resumed")),
+        RequestKind::Promote { approved_by } => promote(ctx, r, approved_by.as_deref(), &reason("promoted")),
         RequestKind::Rollback | RequestKind::Approve { .. } => refuse("handled elsewhere".into()),
     }
 }
@@ -106,24 +91,11 @@ fn promote(
     };
     let approver = approved_by.filter(|a| !a.trim().is_empty() && *a != r.by);
     if let (Some(why), None) = (&problem, approver) {
-        return Err(ExperimentError::Request(format!(
-            "{why}; going on needs an approver other than {}",
-            r.by
-        )));
+        return Err(ExperimentError::Request(format!("{why}; going on needs an approver other than {}", r.by)));
     }
-    let mut next = if ctx.at_final_step() {
-        ctx.complete(&r.by, reason)?
-    } else {
-        ctx.advance(&r.by, reason)?
-    };
+    let mut next = if ctx.at_final_step() { ctx.complete(&r.by, reason)? } else { ctx.advance(&r.by, reason)? };
     if let (Some(why), Some(approver)) = (problem, approver) {
-        ctx.note_override(
-            &mut next.plan,
-            &r.by,
-            approver,
-            &r.reason,
-            ctx.problem_gates(),
-        );
+        ctx.note_override(&mut next.plan, &r.by, approver, &r.reason, ctx.problem_gates());
         let text = format!("{} and {approver} went on although {why}", r.by);
         next.actions.push(Action::Alert { urgent: true, text });
     }

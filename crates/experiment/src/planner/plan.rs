@@ -116,10 +116,7 @@ impl PlanV1 {
             eligible: draft.eligible,
             ring: draft.ring,
             treatment: PpmRange { from: 0, to: 0 },
-            control: PpmRange {
-                from: CONTROL_FROM,
-                to: CONTROL_FROM,
-            },
+            control: PpmRange { from: CONTROL_FROM, to: CONTROL_FROM },
             candidate_bundle: draft.candidate_bundle,
             treatment_bundle: draft.candidate_bundle,
             control_bundle: draft.control_bundle,
@@ -149,10 +146,7 @@ impl PlanV1 {
     #[must_use]
     pub fn is_published(&self) -> bool {
         use RolloutState as S;
-        matches!(
-            self.state,
-            S::Ring | S::Canary | S::Ramping | S::Holding | S::Paused | S::RollingBack
-        )
+        matches!(self.state, S::Ring | S::Canary | S::Ramping | S::Holding | S::Paused | S::RollingBack)
     }
 
     /// The entry of `assignment.json`; `None` while there is nothing to tell devices, and after the end, when the
@@ -177,10 +171,6 @@ impl PlanV1 {
     /// The bundle for devices outside the rollout: the candidate once complete, else the control bundle.
     #[must_use]
     pub fn default_bundle(&self) -> Digest {
-        if self.state == RolloutState::Complete {
-            self.candidate_bundle
-        } else {
-            self.control_bundle
-        }
+        if self.state == RolloutState::Complete { self.candidate_bundle } else { self.control_bundle }
     }
 }

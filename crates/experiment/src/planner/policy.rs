@@ -49,18 +49,9 @@ impl Default for RolloutPolicyV1 {
             approval: Approval::One,
             ring_bake_hours: 24,
             steps: vec![
-                StepV1 {
-                    treatment_ppm: 100_000,
-                    control_ppm: 100_000,
-                },
-                StepV1 {
-                    treatment_ppm: 500_000,
-                    control_ppm: 500_000,
-                },
-                StepV1 {
-                    treatment_ppm: 1_000_000,
-                    control_ppm: 0,
-                },
+                StepV1 { treatment_ppm: 100_000, control_ppm: 100_000 },
+                StepV1 { treatment_ppm: 500_000, control_ppm: 500_000 },
+                StepV1 { treatment_ppm: 1_000_000, control_ppm: 0 },
             ],
             min_step_hours: 24,
             exposure_cap_ppm: 1_000_000,
@@ -108,36 +99,11 @@ impl RolloutPolicyV1 {
     /// [`ExperimentError::OutOfRange`] naming the first bad field.
     pub fn check(&self) -> Result<(), ExperimentError> {
         let share = |x: f64| x > 0.0 && x <= 1.0;
-        check(
-            "v",
-            f64::from(self.v),
-            |x| x == 1.0,
-            "this program reads version 1",
-        )?;
-        check(
-            "max_not_reporting_share",
-            self.max_not_reporting_share,
-            share,
-            "a share in (0, 1]",
-        )?;
-        check(
-            "complete_confirmed_share",
-            self.complete_confirmed_share,
-            share,
-            "a share in (0, 1]",
-        )?;
-        check(
-            "final_failure_max",
-            self.final_failure_max,
-            share,
-            "a share in (0, 1]",
-        )?;
-        check(
-            "final_alpha",
-            self.final_alpha,
-            |x| x > 0.0 && x <= 0.1,
-            "it must lie in (0, 0.1]",
-        )?;
+        check("v", f64::from(self.v), |x| x == 1.0, "this program reads version 1")?;
+        check("max_not_reporting_share", self.max_not_reporting_share, share, "a share in (0, 1]")?;
+        check("complete_confirmed_share", self.complete_confirmed_share, share, "a share in (0, 1]")?;
+        check("final_failure_max", self.final_failure_max, share, "a share in (0, 1]")?;
+        check("final_alpha", self.final_alpha, |x| x > 0.0 && x <= 0.1, "it must lie in (0, 0.1]")?;
         check(
             "exposure_cap_ppm",
             f64::from(self.exposure_cap_ppm),
@@ -169,18 +135,12 @@ impl RolloutPolicyV1 {
                 || s.treatment_ppm > CONTROL_FROM
                 || s.control_ppm > CONTROL_FROM
             {
-                return Err(bad(
-                    s,
-                    "every step but the last needs 1 to 500,000 ppm in each arm",
-                ));
+                return Err(bad(s, "every step but the last needs 1 to 500,000 ppm in each arm"));
             }
         }
         for w in before.windows(2) {
             if w[1].treatment_ppm <= w[0].treatment_ppm || w[1].control_ppm < w[0].control_ppm {
-                return Err(bad(
-                    &w[1],
-                    "the treatment must grow from step to step and the control must not shrink",
-                ));
+                return Err(bad(&w[1], "the treatment must grow from step to step and the control must not shrink"));
             }
         }
         Ok(())
@@ -204,10 +164,6 @@ impl RolloutPolicyV1 {
             Approval::One => 1,
             Approval::Two => 2,
         };
-        if self.automation == Automation::Act {
-            people
-        } else {
-            people.max(1)
-        }
+        if self.automation == Automation::Act { people } else { people.max(1) }
     }
 }

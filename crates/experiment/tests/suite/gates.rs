@@ -2,8 +2,7 @@
 
 use crate::support::{at, device, phase};
 use flywheel_experiment::gate::{
-    BaselineV1, GateReportV1, GateSpecV1, LatencyGateV1, Method, ProtectedSliceV1, evaluate,
-    rejection_margin,
+    BaselineV1, GateReportV1, GateSpecV1, LatencyGateV1, Method, ProtectedSliceV1, evaluate, rejection_margin,
 };
 use flywheel_experiment::window::{DeviceRecord, Exclusion, LatencyCount, Windows};
 use flywheel_types::Verdict as V;
@@ -21,35 +20,15 @@ fn arms(n: usize, control: u32, treatment: u32) -> Windows {
         closed.push(one(i, Arm::Control, control));
         closed.push(one(i, Arm::Treatment, treatment));
     }
-    Windows {
-        closed,
-        ..Windows::default()
-    }
+    Windows { closed, ..Windows::default() }
 }
 
-fn judge(
-    spec: &GateSpecV1,
-    windows: &Windows,
-    previous: Option<&GateReportV1>,
-    now: i64,
-) -> GateReportV1 {
-    evaluate(
-        spec,
-        &[phase(1, 100_000, 100_000)],
-        windows,
-        previous,
-        at(now),
-    )
-    .unwrap()
+fn judge(spec: &GateSpecV1, windows: &Windows, previous: Option<&GateReportV1>, now: i64) -> GateReportV1 {
+    evaluate(spec, &[phase(1, 100_000, 100_000)], windows, previous, at(now)).unwrap()
 }
 
 fn spec() -> GateSpecV1 {
-    GateSpecV1::freeze(&BaselineV1 {
-        rejection_rate: 0.25,
-        planned_devices: 400,
-        ..BaselineV1::default()
-    })
-    .unwrap()
+    GateSpecV1::freeze(&BaselineV1 { rejection_rate: 0.25, planned_devices: 400, ..BaselineV1::default() }).unwrap()
 }
 
 #[test]
@@ -60,11 +39,7 @@ fn a_large_improvement_passes_at_200_devices_per_arm() {
     let g = r.gate("rejection_rate").unwrap();
     assert_eq!((g.method, g.control_devices), (Method::Asymptotic, 200));
     assert!(g.upper.unwrap() < 0.0, "even superiority is sure");
-    assert_eq!(
-        r.gate("failures").unwrap().verdict,
-        V::Pass,
-        "no failure in 200 devices per arm is below 2 pp"
-    );
+    assert_eq!(r.gate("failures").unwrap().verdict, V::Pass, "no failure in 200 devices per arm is below 2 pp");
 }
 
 #[test]
@@ -92,27 +67,15 @@ fn below_burn_in_only_the_exact_test_speaks() {
         r.rejections = if r.arm == Arm::Treatment { 11 } else { 1 };
     }
     let g = judge(&spec(), &harm, None, 120);
-    assert_eq!(
-        g.gate("rejection_rate").unwrap().verdict,
-        V::Fail,
-        "a broken model fails a small fleet exactly"
-    );
+    assert_eq!(g.gate("rejection_rate").unwrap().verdict, V::Fail, "a broken model fails a small fleet exactly");
 }
 
 #[test]
 fn no_data_and_no_events_never_pass() {
     let empty = judge(&spec(), &Windows::default(), None, 120);
-    assert_eq!(
-        (empty.verdict, empty.word.as_str()),
-        (V::Continue, "COLLECTING")
-    );
+    assert_eq!((empty.verdict, empty.word.as_str()), (V::Continue, "COLLECTING"));
     let silent = judge(&spec(), &arms(2000, 0, 0), None, 120);
-    assert_eq!(
-        silent.verdict,
-        V::Continue,
-        "nobody rejects anything: {}",
-        silent.reason
-    );
+    assert_eq!(silent.verdict, V::Continue, "nobody rejects anything: {}", silent.reason);
     assert!(silent.reason.contains("missing data"), "{}", silent.reason);
     let late = judge(&spec(), &arms(210, 3, 3), None, 400);
     assert_eq!(late.verdict, V::Inconclusive);
@@ -130,12 +93,7 @@ fn small_harm_within_the_margin_warns() {
     assert_eq!(r.gate("rejection_rate").unwrap().verdict, V::Pass);
     s.rejection.margin = 0.25;
     let r = judge(&s, &arms(1000, 3, 6), None, 120);
-    assert_eq!(
-        r.gate("rejection_rate").unwrap().verdict,
-        V::Warn,
-        "{}",
-        r.reason
-    );
+    assert_eq!(r.gate("rejection_rate").unwrap().verdict, V::Warn, "{}", r.reason);
     assert_eq!(r.verdict, V::Warn);
 }
 
@@ -147,26 +105,14 @@ fn latency_spec() -> GateSpecV1 {
         thresholds_ms: [("*".to_owned(), 100.0)].into(),
         required: true,
     };
-    GateSpecV1 {
-        latency: vec![gate("ttft_p50", 0.5, 0.05), gate("ttft_p95", 0.95, 0.10)],
-        ..spec()
-    }
+    GateSpecV1 { latency: vec![gate("ttft_p50", 0.5, 0.05), gate("ttft_p95", 0.95, 0.10)], ..spec() }
 }
 
 fn with_latency(mut w: Windows, treatment: [u32; 2]) -> Windows {
     for (i, r) in w.closed.iter_mut().enumerate() {
         let wobble = (i / 2 % 3) as u32; // 0, 1, 2 around the mean 1
-        let slow = if r.arm == Arm::Treatment {
-            treatment
-        } else {
-            [6, 1]
-        };
-        r.latency = slow
-            .map(|s| LatencyCount {
-                timed: 12,
-                slow: (s + wobble).saturating_sub(1),
-            })
-            .to_vec();
+        let slow = if r.arm == Arm::Treatment { treatment } else { [6, 1] };
+        r.latency = slow.map(|s| LatencyCount { timed: 12, slow: (s + wobble).saturating_sub(1) }).to_vec();
     }
     w
 }
@@ -180,12 +126,7 @@ fn latency_gates_fail_on_a_slower_tail_and_pass_a_faster_one() {
     assert_eq!(slow.verdict, V::Fail);
     assert_eq!(slow.gates_with(V::Fail), ["ttft_p95"]);
     let untimed = judge(&s, &arms(250, 3, 1), None, 120);
-    assert_eq!(
-        untimed.verdict,
-        V::Continue,
-        "no timed event is not a success: {}",
-        untimed.reason
-    );
+    assert_eq!(untimed.verdict, V::Continue, "no timed event is not a success: {}", untimed.reason);
 }
 
 #[test]
@@ -193,24 +134,15 @@ fn failures_fire_on_open_windows_without_any_control_failure() {
     let s = spec();
     let mut w = arms(100, 3, 3);
     for r in w.closed.drain(..).collect::<Vec<_>>() {
-        w.open.push(DeviceRecord {
-            closed_at: at(500),
-            ..r
-        });
+        w.open.push(DeviceRecord { closed_at: at(500), ..r });
     }
     let fail = |w: &mut Windows, n: usize| {
         let treated = w.open.iter_mut().filter(|r| r.arm == Arm::Treatment);
-        treated
-            .take(n)
-            .for_each(|r| r.first_failure_at = Some(at(2)));
+        treated.take(n).for_each(|r| r.first_failure_at = Some(at(2)));
     };
     fail(&mut w, 5);
     let five = judge(&s, &w, None, 3);
-    assert_eq!(
-        five.gate("failures").unwrap().verdict,
-        V::Continue,
-        "5:0 is not yet sure"
-    );
+    assert_eq!(five.gate("failures").unwrap().verdict, V::Continue, "5:0 is not yet sure");
     fail(&mut w, 20);
     let twenty = judge(&s, &w, None, 3);
     assert_eq!(twenty.verdict, V::Fail, "{}", twenty.reason);
@@ -219,11 +151,7 @@ fn failures_fire_on_open_windows_without_any_control_failure() {
 #[test]
 fn failures_in_both_arms_hit_the_absolute_limit() {
     let mut w = arms(300, 3, 1);
-    w.closed
-        .iter_mut()
-        .enumerate()
-        .filter(|(i, _)| i % 4 < 2)
-        .for_each(|(_, r)| r.first_failure_at = Some(at(2)));
+    w.closed.iter_mut().enumerate().filter(|(i, _)| i % 4 < 2).for_each(|(_, r)| r.first_failure_at = Some(at(2)));
     let r = judge(&spec(), &w, None, 120);
     let g = r.gate("failures").unwrap();
     assert_eq!(g.verdict, V::Fail, "{}", g.reason);
@@ -233,49 +161,30 @@ fn failures_in_both_arms_hit_the_absolute_limit() {
 #[test]
 fn missing_devices_make_a_data_problem_not_a_success() {
     let mut w = arms(400, 3, 1);
-    w.closed
-        .retain(|r| r.arm == Arm::Control || r.install.as_str() < "000100");
+    w.closed.retain(|r| r.arm == Arm::Control || r.install.as_str() < "000100");
     let r = judge(&spec(), &w, None, 200);
     assert_eq!((r.verdict, r.word.as_str()), (V::Invalid, "DATA PROBLEM"));
     assert!(r.srm.p_value.unwrap() < 0.001);
     // Silent devices in the treatment: exposed equally, but a third never reports.
     let mut w = arms(400, 3, 1);
-    for (i, r) in w
-        .closed
-        .iter_mut()
-        .enumerate()
-        .filter(|(_, r)| r.arm == Arm::Treatment)
-    {
+    for (i, r) in w.closed.iter_mut().enumerate().filter(|(_, r)| r.arm == Arm::Treatment) {
         if i % 3 == 1 {
             (r.reporting, r.responses, r.rejections) = (false, 0, 0);
         }
     }
     let r = judge(&spec(), &w, None, 200);
     assert_eq!(r.verdict, V::Invalid);
-    assert!(
-        r.gates_with(V::Invalid).contains(&"attrition".to_owned()),
-        "{}",
-        r.reason
-    );
+    assert!(r.gates_with(V::Invalid).contains(&"attrition".to_owned()), "{}", r.reason);
 }
 
 #[test]
 fn leaks_and_crossovers_are_data_problems() {
     let mut w = arms(250, 3, 1);
     w.exclusions.insert(Exclusion::Leaked.as_str().into(), 1);
-    assert_eq!(
-        judge(&spec(), &w, None, 120).gates_with(V::Invalid),
-        ["leak"]
-    );
+    assert_eq!(judge(&spec(), &w, None, 120).gates_with(V::Invalid), ["leak"]);
     let mut w = arms(250, 3, 1);
-    w.closed
-        .iter_mut()
-        .take(20)
-        .for_each(|r| r.crossed_over = true);
-    assert_eq!(
-        judge(&spec(), &w, None, 120).gates_with(V::Invalid),
-        ["crossover"]
-    );
+    w.closed.iter_mut().take(20).for_each(|r| r.crossed_over = true);
+    assert_eq!(judge(&spec(), &w, None, 120).gates_with(V::Invalid), ["crossover"]);
 }
 
 #[test]
@@ -287,20 +196,12 @@ fn a_protected_slice_holds_and_fails_by_itself() {
         margin,
         planned_devices: 400,
     };
-    let s = GateSpecV1 {
-        slices: vec![slice(0.02)],
-        ..spec()
-    };
+    let s = GateSpecV1 { slices: vec![slice(0.02)], ..spec() };
     let w = arms(400, 3, 1);
     let r = judge(&s, &w, None, 120);
     assert_eq!(r.verdict, V::Continue, "too little data in the slice holds");
     let mut w = arms(800, 3, 1);
-    for (i, r) in w
-        .closed
-        .iter_mut()
-        .enumerate()
-        .filter(|(i, _)| i / 2 % 2 == 0)
-    {
+    for (i, r) in w.closed.iter_mut().enumerate().filter(|(i, _)| i / 2 % 2 == 0) {
         (r.device_class, r.locale) = ("low".into(), "zh".into());
         if r.arm == Arm::Treatment {
             r.rejections = 5 + (i / 4 % 3) as u32;
@@ -325,14 +226,7 @@ fn a_changed_spec_is_refused() {
     let before = judge(&spec(), &w, None, 120);
     let mut other = spec();
     other.rejection.margin = 0.2;
-    let e = evaluate(
-        &other,
-        &[phase(1, 100_000, 100_000)],
-        &w,
-        Some(&before),
-        at(130),
-    )
-    .unwrap_err();
+    let e = evaluate(&other, &[phase(1, 100_000, 100_000)], &w, Some(&before), at(130)).unwrap_err();
     assert!(e.to_string().contains("new rollout"), "{e}");
 }
 
@@ -343,37 +237,19 @@ fn specs_are_versioned_digestible_and_strict() {
     let again: GateSpecV1 = serde_json::from_str(&json).unwrap();
     assert_eq!(again.digest().unwrap(), s.digest().unwrap());
     assert!(serde_json::from_str::<GateSpecV1>(r#"{"alpha_fial":0.5}"#).is_err());
-    let golden: GateSpecV1 =
-        serde_json::from_str(include_str!("../data/gate_spec_v1.json")).unwrap();
-    assert_eq!(
-        golden,
-        GateSpecV1::default(),
-        "the golden sample of version 1 holds the shipped defaults"
-    );
-    assert_eq!(
-        (rejection_margin(0.02), rejection_margin(0.25)),
-        (0.005, 0.0125)
-    );
+    let golden: GateSpecV1 = serde_json::from_str(include_str!("../data/gate_spec_v1.json")).unwrap();
+    assert_eq!(golden, GateSpecV1::default(), "the golden sample of version 1 holds the shipped defaults");
+    assert_eq!((rejection_margin(0.02), rejection_margin(0.25)), (0.005, 0.0125));
     for bad in [f64::NAN, 0.0, 1.5, f64::INFINITY] {
         let mut s = spec();
         s.rejection.margin = bad;
-        assert!(
-            s.digest()
-                .unwrap_err()
-                .to_string()
-                .contains("rejection.margin")
-        );
+        assert!(s.digest().unwrap_err().to_string().contains("rejection.margin"));
     }
 }
 
 #[test]
 fn reports_round_trip_through_json_without_null_traps() {
-    let r = judge(
-        &latency_spec(),
-        &with_latency(arms(250, 3, 1), [4, 0]),
-        None,
-        120,
-    );
+    let r = judge(&latency_spec(), &with_latency(arms(250, 3, 1), [4, 0]), None, 120);
     let json = serde_json::to_string(&r).unwrap();
     assert_eq!(serde_json::from_str::<GateReportV1>(&json).unwrap(), r);
     let empty = judge(&latency_spec(), &Windows::default(), None, 120);

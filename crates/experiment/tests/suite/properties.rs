@@ -18,56 +18,28 @@ use std::collections::BTreeMap;
 const CASES: u32 = 48;
 
 fn fleet() -> impl Strategy<Value = Vec<DeviceRecord>> {
-    let one = (
-        0_u32..13,
-        0_u32..13,
-        any::<bool>(),
-        1_u32..3,
-        prop::option::weighted(0.05, 1_i64..90),
-    );
+    let one = (0_u32..13, 0_u32..13, any::<bool>(), 1_u32..3, prop::option::weighted(0.05, 1_i64..90));
     prop::collection::vec(one, 60..700).prop_map(|rows| {
-        let record =
-            |(i, (s, n, treated, p, failed)): (usize, (u32, u32, bool, u32, Option<i64>))| {
-                let arm = if treated {
-                    Arm::Treatment
-                } else {
-                    Arm::Control
-                };
-                let mut r = device(i, arm, p, s.min(n), n);
-                r.first_failure_at = failed.map(at);
-                r
-            };
+        let record = |(i, (s, n, treated, p, failed)): (usize, (u32, u32, bool, u32, Option<i64>))| {
+            let arm = if treated { Arm::Treatment } else { Arm::Control };
+            let mut r = device(i, arm, p, s.min(n), n);
+            r.first_failure_at = failed.map(at);
+            r
+        };
         rows.into_iter().enumerate().map(record).collect()
     })
 }
 
 /// The same histories in two orders, some devices twice.
 fn histories() -> impl Strategy<Value = (Vec<DeviceHistory>, Vec<DeviceHistory>)> {
-    let one = (
-        0_u32..300,
-        any::<bool>(),
-        1_u32..3,
-        0_i64..30,
-        prop::collection::vec((0_i64..100, any::<bool>()), 0..8),
-    );
+    let one =
+        (0_u32..300, any::<bool>(), 1_u32..3, 0_i64..30, prop::collection::vec((0_i64..100, any::<bool>()), 0..8));
     prop::collection::vec(one, 60..400)
         .prop_map(|rows| {
             let make = |(i, treated, p, hour, answers): (u32, bool, u32, i64, Vec<(i64, bool)>)| {
-                let arm = if treated {
-                    Arm::Treatment
-                } else {
-                    Arm::Control
-                };
-                let responses = answers
-                    .into_iter()
-                    .map(|(h, no)| response(hour + h, no))
-                    .collect();
-                DeviceHistory {
-                    phase: p,
-                    exposed_at: at(hour),
-                    responses,
-                    ..history(&format!("d{i}"), arm)
-                }
+                let arm = if treated { Arm::Treatment } else { Arm::Control };
+                let responses = answers.into_iter().map(|(h, no)| response(hour + h, no)).collect();
+                DeviceHistory { phase: p, exposed_at: at(hour), responses, ..history(&format!("d{i}"), arm) }
             };
             let mut all: Vec<_> = rows.into_iter().map(make).collect();
             // Two histories of one device with equal exposure would be the same history.
@@ -79,10 +51,7 @@ fn histories() -> impl Strategy<Value = (Vec<DeviceHistory>, Vec<DeviceHistory>)
 }
 
 fn spec() -> GateSpecV1 {
-    let mut s = GateSpecV1 {
-        planned_devices: 400,
-        ..GateSpecV1::default()
-    };
+    let mut s = GateSpecV1 { planned_devices: 400, ..GateSpecV1::default() };
     s.burn_in.devices_per_arm = 50;
     s
 }
@@ -168,49 +137,22 @@ proptest! {
 }
 
 fn inventory(plan: &PlanV1, restored: u64) -> Inventory {
-    let arm = ArmInventory {
-        assigned: 200,
-        reporting: 200,
-        confirmed: 198,
-        failed: 2,
-    };
-    let ring = plan.ring.iter().map(|i| RingDevice {
-        install: *i,
-        confirmed_at: Some(at(0)),
-        failed: false,
-    });
-    Inventory {
-        treatment: arm,
-        control: arm,
-        ring: ring.collect(),
-        to_restore: 200,
-        restored: restored.min(200),
-    }
+    let arm = ArmInventory { assigned: 200, reporting: 200, confirmed: 198, failed: 2 };
+    let ring = plan.ring.iter().map(|i| RingDevice { install: *i, confirmed_at: Some(at(0)), failed: false });
+    Inventory { treatment: arm, control: arm, ring: ring.collect(), to_restore: 200, restored: restored.min(200) }
 }
 
-fn requests(
-    plan: &PlanV1,
-    ask: usize,
-    who: u8,
-) -> Vec<flywheel_experiment::planner::OperatorRequest> {
+fn requests(plan: &PlanV1, ask: usize, who: u8) -> Vec<flywheel_experiment::planner::OperatorRequest> {
     let generation = plan.generation + 1;
     let by = ["ada", "bob", "eve", "kim"][usize::from(who)];
     let kind = match ask {
-        0 => RequestKind::Approve {
-            generation,
-            change: Change::Start,
-        },
-        1 => RequestKind::Approve {
-            generation,
-            change: Change::Advance,
-        },
+        0 => RequestKind::Approve { generation, change: Change::Start },
+        1 => RequestKind::Approve { generation, change: Change::Advance },
         2 => RequestKind::Pause,
         3 => RequestKind::Halt,
         4 => RequestKind::Resume,
         5 => RequestKind::Promote { approved_by: None },
-        6 => RequestKind::Promote {
-            approved_by: Some("eve".into()),
-        },
+        6 => RequestKind::Promote { approved_by: Some("eve".into()) },
         _ => return Vec::new(),
     };
     vec![request("a", by, kind)]
@@ -228,40 +170,18 @@ fn check_step(
         return Ok(());
     }
     prop_assert_eq!(after.generation, before.generation + 1);
-    prop_assert!(
-        before.state.can_become(after.state),
-        "{} to {}",
-        before.state,
-        after.state
-    );
-    prop_assert!(
-        before.treatment.widens_to(after.treatment) && before.control.widens_to(after.control)
-    );
+    prop_assert!(before.state.can_become(after.state), "{} to {}", before.state, after.state);
+    prop_assert!(before.treatment.widens_to(after.treatment) && before.control.widens_to(after.control));
     if after.step > before.step && before.step > 0 && !promoted {
         prop_assert_eq!(verdict, Some(V::Pass), "only PASS promotes by itself");
         prop_assert!(policy.automation != Automation::Observe);
     }
     if after.phases.len() == before.phases.len() {
-        prop_assert_eq!(
-            (before.treatment, before.control),
-            (after.treatment, after.control),
-            "one ratio in a phase"
-        );
+        prop_assert_eq!((before.treatment, before.control), (after.treatment, after.control), "one ratio in a phase");
     }
-    if verdict == Some(V::Fail)
-        && policy.automation == Automation::Act
-        && before.step > 0
-        && !promoted
-    {
-        let down = matches!(
-            after.state,
-            S::RollingBack | S::RolledBack | S::Paused | S::Holding | S::Superseded
-        );
-        prop_assert!(
-            down || before.fail_override.is_some(),
-            "{} after FAIL",
-            after.state
-        );
+    if verdict == Some(V::Fail) && policy.automation == Automation::Act && before.step > 0 && !promoted {
+        let down = matches!(after.state, S::RollingBack | S::RolledBack | S::Paused | S::Holding | S::Superseded);
+        prop_assert!(down || before.fail_override.is_some(), "{} after FAIL", after.state);
     }
     Ok(())
 }
@@ -281,16 +201,7 @@ fn no_device_changes_its_arm_while_arms_are_compared() {
     let mut arms: BTreeMap<InstallId, Arm> = BTreeMap::new();
     for hour in 0..20 {
         let r = report(&plan, V::Pass);
-        plan = plan_next(
-            &policy,
-            &plan,
-            &inventory(&plan, 0),
-            Some(&r),
-            at(hour * 25),
-            &[],
-        )
-        .unwrap()
-        .plan;
+        plan = plan_next(&policy, &plan, &inventory(&plan, 0), Some(&r), at(hour * 25), &[]).unwrap().plan;
         let Some(rollout) = plan.assignment() else {
             continue;
         };
@@ -314,10 +225,7 @@ fn no_device_changes_its_arm_while_arms_are_compared() {
             if compares {
                 assert_eq!(*arms.entry(*d).or_insert(arm), arm);
             } else {
-                assert_eq!(
-                    (arm, decision.bundle),
-                    (Arm::Treatment, Some(plan.candidate_bundle))
-                );
+                assert_eq!((arm, decision.bundle), (Arm::Treatment, Some(plan.candidate_bundle)));
             }
         }
     }

@@ -82,14 +82,7 @@ impl World {
                 (InstallId::of_public_key(&key), taste, speed)
             })
             .collect();
-        Self {
-            rng,
-            scenario,
-            devices,
-            exposed: HashSet::new(),
-            open: Vec::new(),
-            in_arm: [0, 0],
-        }
+        Self { rng, scenario, devices, exposed: HashSet::new(), open: Vec::new(), in_arm: [0, 0] }
     }
 
     fn baseline(&mut self) -> BaselineV1 {
@@ -109,9 +102,7 @@ impl World {
         let Some(a) = plan.assignment() else { return };
         for i in 0..self.devices.len() {
             let slot = (i as i64 * 7) % 24 / tick_hours;
-            if self.exposed.contains(&i)
-                || (now - at(0)).num_hours() / tick_hours % (24 / tick_hours) != slot
-            {
+            if self.exposed.contains(&i) || (now - at(0)).num_hours() / tick_hours % (24 / tick_hours) != slot {
                 continue;
             }
             let b = bucket(&a.salt, &self.devices[i].0);
@@ -148,11 +139,7 @@ impl World {
                 ttft_ms: Some(300.0 * speed * slower * (0.20 * normal(&mut self.rng)).exp()),
             })
             .collect();
-        let failures = if self.rng.random::<f64>() < fails {
-            vec![now + TimeDelta::hours(3)]
-        } else {
-            Vec::new()
-        };
+        let failures = if self.rng.random::<f64>() < fails { vec![now + TimeDelta::hours(3)] } else { Vec::new() };
         DeviceHistory {
             install: install.to_string(),
             trust: TrustClass::Keyed,
@@ -171,24 +158,9 @@ impl World {
 
     fn inventory(&self, plan: &PlanV1) -> Inventory {
         let all = self.in_arm[0] + self.in_arm[1];
-        let arm = |n: u64| ArmInventory {
-            assigned: n,
-            reporting: n,
-            confirmed: n,
-            failed: 0,
-        };
-        let treatment = arm(if plan.treatment.to == 1_000_000 {
-            all
-        } else {
-            self.in_arm[1]
-        });
-        Inventory {
-            treatment,
-            control: arm(self.in_arm[0]),
-            ring: Vec::new(),
-            to_restore: all,
-            restored: all,
-        }
+        let arm = |n: u64| ArmInventory { assigned: n, reporting: n, confirmed: n, failed: 0 };
+        let treatment = arm(if plan.treatment.to == 1_000_000 { all } else { self.in_arm[1] });
+        Inventory { treatment, control: arm(self.in_arm[0]), ring: Vec::new(), to_restore: all, restored: all }
     }
 }
 
@@ -218,23 +190,14 @@ fn run(seed: u64, scenario: Scenario, policy: &RolloutPolicyV1, tick: i64) -> Ou
         let now = at(hour);
         world.poll(&plan, now, tick);
         if let Some(signed_at) = plan.signed_at.filter(|_| !plan.phases.is_empty()) {
-            let w =
-                close_windows(&world.open, &spec, &plan.phases, signed_at, &closed, now).unwrap();
+            let w = close_windows(&world.open, &spec, &plan.phases, signed_at, &closed, now).unwrap();
             report = Some(evaluate(&spec, &plan.phases, &w, report.as_ref(), now).unwrap());
             let done: HashSet<&str> = w.closed.iter().map(|r| r.install.as_str()).collect();
             world.open.retain(|h| !done.contains(h.install.as_str()));
             closed = w.closed;
         }
         loop {
-            let next = plan_next(
-                policy,
-                &plan,
-                &world.inventory(&plan),
-                report.as_ref(),
-                now,
-                &[],
-            )
-            .unwrap();
+            let next = plan_next(policy, &plan, &world.inventory(&plan), report.as_ref(), now, &[]).unwrap();
             out.last_reason = next.reason.clone();
             if !next.changed(&plan) {
                 break;
@@ -243,8 +206,7 @@ fn run(seed: u64, scenario: Scenario, policy: &RolloutPolicyV1, tick: i64) -> Ou
                 let arm = closed.iter().filter(|r| r.arm == Arm::Treatment).count() as u64;
                 out.decided_at = Some((arm, hour));
             }
-            out.steps
-                .push(format!("{hour} h {}: {}", next.state, next.reason));
+            out.steps.push(format!("{hour} h {}: {}", next.state, next.reason));
             plan = next.plan;
             if plan.state.is_final() || plan.state == S::Holding {
                 break;
@@ -268,8 +230,7 @@ fn of_200_rollouts_without_effect_at_most_2_are_rolled_back() {
         *ends.entry(o.state).or_default() += 1;
     }
     println!("200 rollouts without effect, 3,000 devices: {ends:?}");
-    let back = ends.get(&S::RolledBack).copied().unwrap_or(0)
-        + ends.get(&S::RollingBack).copied().unwrap_or(0);
+    let back = ends.get(&S::RolledBack).copied().unwrap_or(0) + ends.get(&S::RollingBack).copied().unwrap_or(0);
     assert!(back <= 2, "{ends:?}");
 }
 
@@ -277,18 +238,9 @@ fn of_200_rollouts_without_effect_at_most_2_are_rolled_back() {
 fn harm_of_8_points_is_rolled_back_from_the_canary() {
     let mut shares = Vec::new();
     for seed in 0..10 {
-        let harm = Scenario {
-            treatment_rejects: 0.28,
-            ..Scenario::neutral(6000)
-        };
+        let harm = Scenario { treatment_rejects: 0.28, ..Scenario::neutral(6000) };
         let o = run(1000 + seed, harm, &act(), 12);
-        assert_eq!(
-            o.state,
-            S::RolledBack,
-            "seed {seed}: {} {:?}",
-            o.last_reason,
-            o.steps
-        );
+        assert_eq!(o.state, S::RolledBack, "seed {seed}: {} {:?}", o.last_reason, o.steps);
         assert!(o.exposed_share < 0.12, "{}", o.exposed_share);
         shares.push(o.decided_at);
     }
@@ -319,19 +271,13 @@ fn an_improvement_is_promoted_to_everybody() {
         println!(
             "25 % to 8 %, {devices} devices: (state, (closed treatment devices, hours) at the promotion, end) {ends:?}"
         );
-        assert!(
-            complete >= at_least,
-            "{complete} of 10 complete with {devices} devices"
-        );
+        assert!(complete >= at_least, "{complete} of 10 complete with {devices} devices");
     }
 }
 
 #[test]
 fn a_crashing_candidate_is_rolled_back_within_a_day() {
-    let crash = Scenario {
-        treatment_fails: 0.30,
-        ..Scenario::neutral(2000)
-    };
+    let crash = Scenario { treatment_fails: 0.30, ..Scenario::neutral(2000) };
     let o = run(5, crash, &act(), 6);
     assert_eq!(o.state, S::RolledBack, "{} {:?}", o.last_reason, o.steps);
     assert!(o.hours <= 36, "{o:?}");
@@ -339,23 +285,15 @@ fn a_crashing_candidate_is_rolled_back_within_a_day() {
 
 #[test]
 fn a_slower_candidate_is_not_promoted() {
-    let slow = Scenario {
-        treatment_latency: 1.5,
-        control_rejects: 0.25,
-        treatment_rejects: 0.08,
-        ..Scenario::neutral(3000)
-    };
+    let slow =
+        Scenario { treatment_latency: 1.5, control_rejects: 0.25, treatment_rejects: 0.08, ..Scenario::neutral(3000) };
     let o = run(6, slow, &act(), 12);
     assert_eq!(o.state, S::RolledBack, "{} {:?}", o.last_reason, o.steps);
 }
 
 #[test]
 fn replays_are_equal() {
-    let better = Scenario {
-        control_rejects: 0.25,
-        treatment_rejects: 0.08,
-        ..Scenario::neutral(2000)
-    };
+    let better = Scenario { control_rejects: 0.25, treatment_rejects: 0.08, ..Scenario::neutral(2000) };
     let (a, b) = (run(9, better, &act(), 12), run(9, better, &act(), 12));
     assert_eq!(format!("{a:?}"), format!("{b:?}"));
 }

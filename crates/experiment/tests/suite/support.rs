@@ -12,12 +12,7 @@ pub fn at(hours: i64) -> DateTime<Utc> {
 }
 
 pub fn phase(number: u32, treatment_ppm: u32, control_ppm: u32) -> PhaseV1 {
-    PhaseV1 {
-        number,
-        treatment_ppm,
-        control_ppm,
-        started_at: at(0),
-    }
+    PhaseV1 { number, treatment_ppm, control_ppm, started_at: at(0) }
 }
 
 /// A closed record with `events` rejections of `responses`.

@@ -9,15 +9,7 @@ use flywheel_types::{LabelKind, TrustClass};
 
 fn close(histories: &[DeviceHistory], now: i64) -> Windows {
     let phases = [phase(1, 100_000, 100_000)];
-    close_windows(
-        histories,
-        &GateSpecV1::default(),
-        &phases,
-        at(-1),
-        &[],
-        at(now),
-    )
-    .unwrap()
+    close_windows(histories, &GateSpecV1::default(), &phases, at(-1), &[], at(now)).unwrap()
 }
 
 #[test]
@@ -29,11 +21,7 @@ fn a_window_closes_after_72_hours_and_grace() {
     assert_eq!((w.closed.len(), w.open.len()), (1, 0));
     let r = &w.closed[0];
     assert_eq!(r.closed_at, at(96));
-    assert_eq!(
-        (r.responses, r.rejections),
-        (2, 2),
-        "received in the grace time counts, later does not"
-    );
+    assert_eq!((r.responses, r.rejections), (2, 2), "received in the grace time counts, later does not");
 }
 
 #[test]
@@ -41,17 +29,9 @@ fn fifty_responses_end_the_window_early_and_cap_it() {
     let mut h = history("a", Arm::Control);
     h.responses = (0..60).map(|i| response(i / 10, i >= 50)).collect();
     let w = close(&[h], 29);
-    assert_eq!(
-        w.closed.len(),
-        1,
-        "50th response at hour 4, closed at hour 28"
-    );
+    assert_eq!(w.closed.len(), 1, "50th response at hour 4, closed at hour 28");
     let r = &w.closed[0];
-    assert_eq!(
-        (r.closed_at, r.responses, r.rejections),
-        (at(28), 50, 0),
-        "responses 51 to 60 do not count"
-    );
+    assert_eq!((r.closed_at, r.responses, r.rejections), (at(28), 50, 0), "responses 51 to 60 do not count");
 }
 
 #[test]
@@ -91,15 +71,9 @@ fn forged_devices_are_counted_but_do_not_count() {
     fresh.failures = vec![at(1)];
     let mut leaked = history("c", Arm::Treatment);
     leaked.phase = 2;
-    let future = DeviceHistory {
-        exposed_at: at(500),
-        ..history("d", Arm::Control)
-    };
+    let future = DeviceHistory { exposed_at: at(500), ..history("d", Arm::Control) };
     let good = history("e", Arm::Control);
-    let again = DeviceHistory {
-        exposed_at: at(5),
-        ..history("e", Arm::Treatment)
-    };
+    let again = DeviceHistory { exposed_at: at(5), ..history("e", Arm::Treatment) };
     let w = close(&[anonymous, fresh, leaked, future, again, good], 100);
     assert_eq!(w.exposed().count(), 1);
     assert_eq!(w.closed[0].arm, Arm::Control, "the first exposure decides");
@@ -120,15 +94,7 @@ fn anonymous_rows_count_when_the_spec_says_so() {
     h.trust = TrustClass::Anonymous;
     let mut spec = GateSpecV1::default();
     spec.trust.count_anonymous = true;
-    let w = close_windows(
-        &[h],
-        &spec,
-        &[phase(1, 100_000, 100_000)],
-        at(-1),
-        &[],
-        at(100),
-    )
-    .unwrap();
+    let w = close_windows(&[h], &spec, &[phase(1, 100_000, 100_000)], at(-1), &[], at(100)).unwrap();
     assert_eq!(w.closed.len(), 1);
 }
 
@@ -154,42 +120,20 @@ fn latency_uses_the_arm_threshold_and_counts_bad_numbers() {
         thresholds_ms: [("mid".to_owned(), 100.0)].into(),
         required: true,
     };
-    let spec = GateSpecV1 {
-        latency: vec![gate],
-        ..GateSpecV1::default()
-    };
+    let spec = GateSpecV1 { latency: vec![gate], ..GateSpecV1::default() };
     let times = |arm| {
         let mut h = history(if arm == Arm::Control { "c" } else { "t" }, arm);
-        h.responses = [
-            Some(100.0),
-            Some(105.0),
-            Some(111.0),
-            Some(f64::NAN),
-            Some(-1.0),
-            None,
-            Some(1e9),
-        ]
-        .into_iter()
-        .map(|ms| flywheel_types::rows::Response {
-            ttft_ms: ms,
-            ..response(1, false)
-        })
-        .collect();
+        h.responses = [Some(100.0), Some(105.0), Some(111.0), Some(f64::NAN), Some(-1.0), None, Some(1e9)]
+            .into_iter()
+            .map(|ms| flywheel_types::rows::Response { ttft_ms: ms, ..response(1, false) })
+            .collect();
         h
     };
     let mut other = history("x", Arm::Control);
     other.device_class = "unknown".into();
     other.responses = vec![response(1, false)];
     let all = [times(Arm::Control), times(Arm::Treatment), other];
-    let w = close_windows(
-        &all,
-        &spec,
-        &[phase(1, 100_000, 100_000)],
-        at(-1),
-        &[],
-        at(100),
-    )
-    .unwrap();
+    let w = close_windows(&all, &spec, &[phase(1, 100_000, 100_000)], at(-1), &[], at(100)).unwrap();
     let slow = |i: usize| (w.closed[i].latency[0].slow, w.closed[i].latency[0].timed);
     assert_eq!(slow(0), (3, 4), "control: above 100 ms");
     assert_eq!(slow(1), (2, 4), "treatment: above 110 ms");
@@ -205,19 +149,13 @@ fn windows_that_outlive_the_comparison_are_left_out() {
     let h = history("a", Arm::Control);
     let phases = [phase(1, 100_000, 100_000), end];
     let w = close_windows(&[h], &GateSpecV1::default(), &phases, at(-1), &[], at(200)).unwrap();
-    assert_eq!(
-        (w.exposed().count(), w.excluded(Exclusion::AfterComparison)),
-        (0, 1)
-    );
+    assert_eq!((w.exposed().count(), w.excluded(Exclusion::AfterComparison)), (0, 1));
 }
 
 #[test]
 fn contradicting_phases_are_refused() {
     let bad = [phase(2, 1, 1), phase(1, 1, 1)];
     let e = close_windows(&[], &GateSpecV1::default(), &bad, at(0), &[], at(0)).unwrap_err();
-    assert!(
-        e.to_string().contains("phase 1 does not follow phase 2"),
-        "{e}"
-    );
+    assert!(e.to_string().contains("phase 1 does not follow phase 2"), "{e}");
     assert!(close_windows(&[], &GateSpecV1::default(), &[], at(0), &[], at(0)).is_err());
 }

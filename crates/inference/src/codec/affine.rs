@@ -22,13 +22,7 @@ pub(super) struct Line {
 
 /// Best line for levels `0..=max`. With `offset_not_positive` the offset is at most zero (k-quants store its
 /// negative as an unsigned number).
-pub(super) fn line(
-    x: &[f32; N],
-    w: &[f32; N],
-    max: f32,
-    offset_not_positive: bool,
-    candidates: Candidates,
-) -> Line {
+pub(super) fn line(x: &[f32; N], w: &[f32; N], max: f32, offset_not_positive: bool, candidates: Candidates) -> Line {
     let mut lo = x.iter().copied().fold(f32::INFINITY, f32::min);
     let hi = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if offset_not_positive {
@@ -51,14 +45,7 @@ pub(super) fn line(
 }
 
 /// Weighted least-squares line for the levels that `inverse` and `lo` give.
-fn refine(
-    x: &[f32; N],
-    w: &[f32; N],
-    max: f32,
-    inverse: f32,
-    lo: f32,
-    offset_not_positive: bool,
-) -> Option<Line> {
+fn refine(x: &[f32; N], w: &[f32; N], max: f32, inverse: f32, lo: f32, offset_not_positive: bool) -> Option<Line> {
     let mut sum = [[0.0f32; LANES]; 5];
     for (x, w) in x.as_chunks::<LANES>().0.iter().zip(w.as_chunks::<LANES>().0) {
         for i in 0..LANES {
@@ -76,11 +63,7 @@ fn refine(
         return None;
     }
     let line = Line { scale: (sw * slx - sx * sl) / det, offset: (sll * sx - sl * slx) / det };
-    let line = if offset_not_positive && line.offset > 0.0 {
-        Line { scale: slx / sll, offset: 0.0 }
-    } else {
-        line
-    };
+    let line = if offset_not_positive && line.offset > 0.0 { Line { scale: slx / sll, offset: 0.0 } } else { line };
     (line.scale > 0.0).then_some(line)
 }
 

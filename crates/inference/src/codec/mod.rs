@@ -59,20 +59,15 @@ pub fn dequantize(ty: TensorType, bytes: &[u8], n: usize) -> Result<Vec<f32>, Co
 /// # Errors
 /// As [`dequantize`].
 pub fn dequantize_into(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), CodecError> {
-    let want = ty.row_bytes(out.len()).ok_or(CodecError::RowLength {
-        ty,
-        row_len: out.len(),
-        block: ty.block_len(),
-    })?;
+    let want =
+        ty.row_bytes(out.len()).ok_or(CodecError::RowLength { ty, row_len: out.len(), block: ty.block_len() })?;
     if bytes.len() != want {
         return Err(CodecError::Length { want, got: bytes.len() });
     }
     // 16 Ki weights per task: large enough to hide the cost of a task, a multiple of every block.
     const PART: usize = 1 << 14;
     let part_bytes = PART / ty.block_len() * ty.block_bytes();
-    out.par_chunks_mut(PART)
-        .zip(bytes.par_chunks(part_bytes))
-        .for_each(|(out, bytes)| decode_run(ty, bytes, out));
+    out.par_chunks_mut(PART).zip(bytes.par_chunks(part_bytes)).for_each(|(out, bytes)| decode_run(ty, bytes, out));
     Ok(())
 }
 
@@ -121,10 +116,7 @@ pub fn quantize(
         block: ty.block_len(),
     })?;
     if !weights.len().is_multiple_of(row_len) {
-        return Err(CodecError::Length {
-            want: weights.len().next_multiple_of(row_len),
-            got: weights.len(),
-        });
+        return Err(CodecError::Length { want: weights.len().next_multiple_of(row_len), got: weights.len() });
     }
     check_weights(ty, weights)?;
     check_importance(row_len, importance)?;
@@ -188,13 +180,11 @@ fn check_weights(ty: TensorType, weights: &[f32]) -> Result<(), CodecError> {
         TensorType::F32 | TensorType::BF16 => f32::MAX,
         _ => f16::MAX.to_f32(),
     };
-    let bad = weights.par_chunks(1 << 16).position_first(|part| {
-        // Negated on purpose: also catches NaN.
-        part.iter().any(|x| !(x.abs() <= limit))
-    });
-    let Some(part) = bad else { return Ok(()) };
+    let bad = |x: &f32| x.is_nan() || x.abs() > limit;
+    let part = weights.par_chunks(1 << 16).position_first(|part| part.iter().any(bad));
+    let Some(part) = part else { return Ok(()) };
     let from = part << 16;
-    let found = weights[from..].iter().position(|x| !(x.abs() <= limit));
+    let found = weights[from..].iter().position(bad);
     let index = from + found.unwrap_or(0);
     let value = weights[index];
     Err(if value.is_finite() {

@@ -66,10 +66,7 @@ pub(super) fn unpack_six_bits(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {
-        (
-            (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4,
-            (packed[j + 4] >> 4) | (packed[j] >> 6) << 4,
-        )
+        ((packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4, (packed[j + 4] >> 4) | (packed[j] >> 6) << 4)
     }
 }
 

@@ -49,14 +49,12 @@ impl Config {
         let mut config: Self = read(&path)?;
         config.check().map_err(|what| EncoderError::file(&path, what))?;
         let sentence = folder.join("sentence_bert_config.json");
-        let wanted =
-            if sentence.exists() { read::<SentenceConfig>(&sentence)?.max_seq_length } else { None };
+        let wanted = if sentence.exists() { read::<SentenceConfig>(&sentence)?.max_seq_length } else { None };
         config.max_tokens = wanted.unwrap_or(usize::MAX).min(config.max_position_embeddings);
         let pooling = folder.join("1_Pooling").join("config.json");
         if pooling.exists() {
             let p: Pooling = read(&pooling)?;
-            let other =
-                p.pooling_mode_cls_token || p.pooling_mode_max_tokens || p.pooling_mode_mean_sqrt_len_tokens;
+            let other = p.pooling_mode_cls_token || p.pooling_mode_max_tokens || p.pooling_mode_mean_sqrt_len_tokens;
             if !p.pooling_mode_mean_tokens || other {
                 return Err(EncoderError::file(&pooling, "only mean pooling is supported"));
             }

@@ -51,8 +51,7 @@ fn vectors_equal_the_reference_implementation() {
 #[test]
 fn a_vector_does_not_depend_on_batch_or_threads() {
     let Some(encoder) = open() else { return };
-    let texts: Vec<String> =
-        (0..60).map(|i| format!("{} text number {i}", "filler ".repeat(i % 23))).collect();
+    let texts: Vec<String> = (0..60).map(|i| format!("{} text number {i}", "filler ".repeat(i % 23))).collect();
     let together = encoder.embed(&texts);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     for i in [0, 17, 59] {

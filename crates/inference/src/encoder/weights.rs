@@ -77,11 +77,7 @@ impl Source<'_> {
     fn layer(&self, at: &str, h: usize, ffn: usize) -> Result<Layer, EncoderError> {
         let attention = |name: &str| format!("{at}.attention.{name}");
         Ok(Layer {
-            qkv: self.linear(
-                &["query", "key", "value"].map(|n| attention(&format!("self.{n}"))),
-                h,
-                h,
-            )?,
+            qkv: self.linear(&["query", "key", "value"].map(|n| attention(&format!("self.{n}"))), h, h)?,
             attention_out: self.linear(&[attention("output.dense")], h, h)?,
             attention_norm: self.norm(&attention("output.LayerNorm"), h)?,
             up: self.linear(&[format!("{at}.intermediate.dense")], ffn, h)?,
@@ -103,10 +99,7 @@ impl Source<'_> {
     }
 
     fn norm(&self, name: &str, h: usize) -> Result<Norm, EncoderError> {
-        Ok(Norm {
-            weight: self.get(&format!("{name}.weight"), &[h])?,
-            bias: self.get(&format!("{name}.bias"), &[h])?,
-        })
+        Ok(Norm { weight: self.get(&format!("{name}.weight"), &[h])?, bias: self.get(&format!("{name}.bias"), &[h])? })
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EncoderError> {

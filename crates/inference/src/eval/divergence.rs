@@ -38,7 +38,10 @@ pub struct Divergence {
 
 fn windows(tokens: &[u32], window: usize) -> Result<std::slice::ChunksExact<'_, u32>, ModelError> {
     if window < 4 || tokens.len() < window {
-        let what = format!("a text of {} tokens in windows of {window}; a window needs 4 and the text one window", tokens.len());
+        let what = format!(
+            "a text of {} tokens in windows of {window}; a window needs 4 and the text one window",
+            tokens.len()
+        );
         return Err(ModelError::input(what));
     }
     Ok(tokens.chunks_exact(window))

@@ -38,7 +38,7 @@ fn divergence_is_zero_against_itself_and_grows_with_the_disturbance() {
     let tokens = some_tokens(90, 3);
     let same = divergence(&base, &base, &tokens, 30, &mut go).unwrap();
     assert_eq!((same.kld, same.kld_max, same.top1), (0.0, 0.0, 1.0));
-    assert_eq!(same.base, perplexity(&base, &tokens, 30, &mut go).unwrap());
+    assert!((same.base.nll - perplexity(&base, &tokens, 30, &mut go).unwrap().nll).abs() < 1e-6);
     let small = divergence(&base, &disturbed(0.1), &tokens, 30, &mut go).unwrap();
     let large = divergence(&base, &disturbed(0.8), &tokens, 30, &mut go).unwrap();
     assert!(0.0 < small.kld && small.kld < large.kld && large.top1 < 1.0);
@@ -124,8 +124,7 @@ fn speed_uses_the_given_clock() {
         ticks += 1;
         Duration::from_secs([0, 2, 2, 12][ticks - 1])
     };
-    let report =
-        speed(&model, 4, 10, 6, &mut Probes { now: &mut now, peak_rss_bytes: &mut || Some(5) }).unwrap();
+    let report = speed(&model, 4, 10, 6, &mut Probes { now: &mut now, peak_rss_bytes: &mut || Some(5) }).unwrap();
     assert_eq!((report.prefill_tokens_per_s, report.decode_tokens_per_s), (20.0, 2.5));
     assert_eq!((report.first_token_ms, report.peak_rss_bytes), (2000.0, Some(5)));
 }

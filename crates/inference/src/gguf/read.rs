@@ -167,8 +167,7 @@ fn tensor(c: &mut Cursor<'_>) -> Result<TensorInfo, GgufError> {
     if n_dims == 0 || n_dims > MAX_DIMS {
         return Err(c.error(format!("tensor `{name}` has {n_dims} dimensions; allowed are 1 to {MAX_DIMS}")));
     }
-    let dims: Vec<u64> =
-        (0..n_dims).map(|_| c.scalar(u64::from_le_bytes, "dimension")).collect::<Result<_, _>>()?;
+    let dims: Vec<u64> = (0..n_dims).map(|_| c.scalar(u64::from_le_bytes, "dimension")).collect::<Result<_, _>>()?;
     let id = c.u32("tensor type")?;
     let ty = TensorType::from_id(id).ok_or_else(|| GgufError::Unsupported {
         what: format!("tensor `{name}` has type {} ({id}), which this program cannot decode", type_name(id)),
@@ -276,11 +275,7 @@ impl<'a> Cursor<'a> {
         raw.copy_from_slice(self.take(N, what)?);
         Ok(read(raw))
     }
-    fn scalars<const N: usize, T>(
-        &mut self,
-        read: fn([u8; N]) -> T,
-        what: &str,
-    ) -> Result<Vec<T>, GgufError> {
+    fn scalars<const N: usize, T>(&mut self, read: fn([u8; N]) -> T, what: &str) -> Result<Vec<T>, GgufError> {
         let n = self.count(what, N)?;
         let raw = self.take(n * N, what)?;
         Ok(raw.as_chunks::<N>().0.iter().map(|c| read(*c)).collect())
@@ -298,9 +293,10 @@ impl<'a> Cursor<'a> {
     /// A count of things of at least `each` bytes: refused if they cannot all be there.
     fn count(&mut self, what: &str, each: usize) -> Result<usize, GgufError> {
         let n = self.scalar(u64::from_le_bytes, what)?;
-        usize::try_from(n).ok().filter(|&n| n <= self.left() / each).ok_or_else(|| {
-            self.error(format!("{what}: {n} entries do not fit in the {} bytes left", self.left()))
-        })
+        usize::try_from(n)
+            .ok()
+            .filter(|&n| n <= self.left() / each)
+            .ok_or_else(|| self.error(format!("{what}: {n} entries do not fit in the {} bytes left", self.left())))
     }
     fn string(&mut self, what: &str) -> Result<&'a str, GgufError> {
         let at = self.at;

@@ -93,11 +93,7 @@ impl TensorType {
     /// Bytes of a row of `n` weights; `None` if `n` is not a whole number of blocks.
     #[must_use]
     pub const fn row_bytes(self, n: usize) -> Option<usize> {
-        if n.is_multiple_of(self.block_len()) {
-            (n / self.block_len()).checked_mul(self.block_bytes())
-        } else {
-            None
-        }
+        if n.is_multiple_of(self.block_len()) { (n / self.block_len()).checked_mul(self.block_bytes()) } else { None }
     }
     /// Whether values are stored in blocks with scales, so that storing loses precision on purpose.
     #[must_use]

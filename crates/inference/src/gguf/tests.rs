@@ -93,7 +93,7 @@ fn typed_getters_name_the_key() {
 #[test]
 fn alignment_of_the_metadata_is_honoured() {
     let path = temp("aligned.gguf");
-    let metadata = vec![("general.alignment".to_owned(), Value::U32(128))];
+    let metadata = [("general.alignment".to_owned(), Value::U32(128))];
     let tensor = |n: &str| (spec(n, TensorType::F32, &[1]), TensorData::Bytes(vec![1, 2, 3, 4].into()));
     write(&path, &metadata, [tensor("a"), tensor("b")]).unwrap();
     let g = Gguf::open(&path).unwrap();
@@ -174,10 +174,7 @@ fn broken_headers_are_refused_with_the_reason() {
         (one().tensor("t", &[1], 0, 32).data(64), "expected 0"),
         (one().tensor("t", &[8], 0, 0).data(31), "truncated"),
         (one().tensor("t", &[8], 0, 0).data(65), "33 bytes follow"),
-        (
-            Raw::start(3, 2, 0).tensor("t", &[1], 0, 0).tensor("t", &[1], 0, 32).data(64),
-            "duplicate tensor `t`",
-        ),
+        (Raw::start(3, 2, 0).tensor("t", &[1], 0, 0).tensor("t", &[1], 0, 32).data(64), "duplicate tensor `t`"),
         (Raw::start(3, 2, 0).tensor("a", &[1], 0, 0).tensor("b", &[1], 0, 64).data(96), "expected 32"),
     ];
     for (i, (raw, reason)) in cases.into_iter().enumerate() {

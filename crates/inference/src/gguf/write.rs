@@ -193,9 +193,8 @@ fn checked_tensors(specs: &[TensorSpec]) -> Result<Vec<(String, usize)>, GgufErr
             )));
         }
         let len = (1..=4).contains(&spec.dims.len()).then(|| read::data_len(spec.ty, &spec.dims)).flatten();
-        let len = len.ok_or_else(|| {
-            refuse(format!("tensor `{name}` of type {} cannot have shape {:?}", spec.ty, spec.dims))
-        })?;
+        let len = len
+            .ok_or_else(|| refuse(format!("tensor `{name}` of type {} cannot have shape {:?}", spec.ty, spec.dims)))?;
         out.push((name.clone(), len));
     }
     Ok(out)

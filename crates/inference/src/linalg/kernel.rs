@@ -1,28 +1,14 @@
-//! The one inner loop: a tile of up to [`MAX_ROWS`] rows times a panel of [`LANES`] columns.
+//! The one inner loop: a tile of up to `MAX_ROWS` rows times a panel of [`LANES`] columns.
 //!
 //! A panel holds, for each step `k`, the 32 column values side by side, so the loop is one broadcast and two
 //! (AVX-512) or four (AVX2) fused multiply-adds per row and step. Every output element is accumulated over `k`
 //! in rising order in all variants.
 
-use super::aligned::Aligned;
+use super::rows::{MAX_ROWS, Rows, by_rows, tile_rows};
 use half::f16;
 
 /// Columns of a panel.
 pub(crate) const LANES: usize = 32;
-/// Most rows that one tile can have (24 accumulators of 16 lanes: all that AVX-512 has registers for).
-pub(crate) const MAX_ROWS: usize = 12;
-
-/// Instantiates a tile function for each number of rows and calls the right one.
-macro_rules! by_rows {
-    ($rows:expr, $f:ident $args:tt, $($n:literal)*) => {
-        match $rows { $($n => $f::<$n> $args,)* _ => unreachable!("tiles have at most {MAX_ROWS} rows") }
-    };
-}
-
-/// Rows per tile when `m` rows are cut into near-equal tiles.
-pub(crate) fn tile_rows(m: usize) -> usize {
-    m.div_ceil(m.div_ceil(MAX_ROWS).max(1)).max(1)
-}
 
 /// A panel in memory: `k * LANES` values.
 #[derive(Clone, Copy)]
@@ -66,80 +52,6 @@ impl SharedMut {
     }
 }
 
-/// Rows of a left-hand matrix, rearranged for the inner loop: tile by tile, in each tile step by step the
-/// values of its rows side by side (one address stream, whatever the number of rows).
-pub(crate) struct Rows<'a> {
-    data: &'a [f32],
-    m: usize,
-    k: usize,
-}
-
-impl<'a> Rows<'a> {
-    /// Packs `m` rows of `k` values, `stride` apart, into `buffer`.
-    pub fn pack(x: &[f32], stride: usize, m: usize, k: usize, buffer: &'a mut Aligned<f32>) -> Self {
-        buffer.reserve(m * k);
-        let step = tile_rows(m);
-        for from in (0..m).step_by(step) {
-            let rows = step.min(m - from);
-            let tile = &mut buffer[from * k..(from + rows) * k];
-            let x = &x[from * stride..];
-            by_rows!(rows, interleave(x, stride, k, tile), 1 2 3 4 5 6 7 8 9 10 11 12);
-        }
-        Self { data: &buffer[..m * k], m, k }
-    }
-    /// Number of rows.
-    pub fn len(&self) -> usize {
-        self.m
-    }
-}
-
-/// Writes `R` rows of `k` values side by side, step by step.
-fn interleave<const R: usize>(x: &[f32], stride: usize, k: usize, out: &mut [f32]) {
-    const BLOCK: usize = 16;
-    let whole = k / BLOCK * BLOCK;
-    let (body, tail) = out.split_at_mut(whole * R);
-    for (i, out) in body.chunks_exact_mut(BLOCK * R).enumerate() {
-        let mut block = [[0.0f32; BLOCK]; R];
-        for (r, block) in block.iter_mut().enumerate() {
-            block.copy_from_slice(&x[r * stride + i * BLOCK..][..BLOCK]);
-        }
-        for (j, out) in out.chunks_exact_mut(R).enumerate() {
-            for r in 0..R {
-                out[r] = block[r][j];
-            }
-        }
-    }
-    for (j, out) in tail.chunks_exact_mut(R).enumerate() {
-        for r in 0..R {
-            out[r] = x[r * stride + whole + j];
-        }
-    }
-}
-
-/// Widens f16 values.
-pub(crate) fn widen(from: &[f16], to: &mut [f32]) {
-    assert_eq!(from.len(), to.len(), "widening into another length");
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-        // SAFETY: both features were detected.
-        return unsafe { widen_avx2(from, to) };
-    }
-    from.iter().zip(to).for_each(|(f, t)| *t = f.to_f32());
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
-fn widen_avx2(from: &[f16], to: &mut [f32]) {
-    use std::arch::x86_64::*;
-    let (a, b) = (from.chunks_exact(8), to.chunks_exact_mut(8));
-    for (f, t) in a.zip(b) {
-        // SAFETY: both chunks have 8 values.
-        unsafe { _mm256_storeu_ps(t.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(f.as_ptr().cast()))) }
-    }
-    let whole = from.len() / 8 * 8;
-    from[whole..].iter().zip(&mut to[whole..]).for_each(|(f, t)| *t = f.to_f32());
-}
-
 /// Where a product goes: column `at` of a row-major matrix of `stride` values per row.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
@@ -157,6 +69,11 @@ pub(crate) struct Target {
 /// # Safety
 /// No other thread may touch these columns of `out` meanwhile.
 pub(crate) unsafe fn tiles(x: &Rows<'_>, from: usize, steps: usize, panel: Panel<'_>, out: Target) {
+    // SAFETY: the caller's promise.
+    unsafe { tiles_with(Isa::detect(), x, from, steps, panel, out) }
+}
+
+unsafe fn tiles_with(isa: Isa, x: &Rows<'_>, from: usize, steps: usize, panel: Panel<'_>, out: Target) {
     if x.m == 0 {
         return;
     }
@@ -178,8 +95,8 @@ pub(crate) unsafe fn tiles(x: &Rows<'_>, from: usize, steps: usize, panel: Panel
                 add: out.add,
             };
             match panel {
-                Panel::F16(p) => run_f16(rows, &job, p.as_ptr()),
-                Panel::F32(p) => run_f32(rows, &job, p.as_ptr()),
+                Panel::F16(p) => run_f16(isa, rows, &job, p.as_ptr()),
+                Panel::F32(p) => run_f32(isa, rows, &job, p.as_ptr()),
             }
         }
     }
@@ -213,34 +130,59 @@ impl Job {
     }
 }
 
-unsafe fn run_f32(rows: usize, job: &Job, panel: *const f32) {
+/// Which variant of the loop this CPU can run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Isa {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: features are detected; ranges are the caller's promise.
-    unsafe {
-        if is_x86_feature_detected!("avx512f") {
-            return by_rows!(rows, tile512_f32(job, panel), 1 2 3 4 5 6 7 8 9 10 11 12);
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return halves(rows, job, panel, |r, j, p| by_rows!(r, tile256_f32(j, p), 1 2 3 4 5 6));
-        }
-    }
-    // SAFETY: as above.
-    unsafe { by_rows!(rows, tile_plain(job, |i| *panel.add(i)), 1 2 3 4 5 6 7 8 9 10 11 12) }
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Plain,
 }
 
-unsafe fn run_f16(rows: usize, job: &Job, panel: *const f16) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: features are detected; ranges are the caller's promise.
-    unsafe {
-        if is_x86_feature_detected!("avx512f") {
-            return by_rows!(rows, tile512_f16(job, panel), 1 2 3 4 5 6 7 8 9 10 11 12);
+impl Isa {
+    fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                return Self::Avx512;
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                return Self::Avx2;
+            }
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
-            return halves(rows, job, panel, |r, j, p| by_rows!(r, tile256_f16(j, p), 1 2 3 4 5 6));
+        Self::Plain
+    }
+}
+
+unsafe fn run_f32(isa: Isa, rows: usize, job: &Job, panel: *const f32) {
+    // SAFETY: the features were detected; ranges are the caller's promise.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => by_rows!(rows, tile512_f32(job, panel), 1 2 3 4 5 6 7 8 9 10 11 12),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => halves(rows, job, panel, |r, j, p| by_rows!(r, tile256_f32(j, p), 1 2 3 4 5 6)),
+            Isa::Plain => {
+                by_rows!(rows, tile_plain(job, |i| *panel.add(i)), 1 2 3 4 5 6 7 8 9 10 11 12)
+            }
         }
     }
-    // SAFETY: as above.
-    unsafe { by_rows!(rows, tile_plain(job, |i| (*panel.add(i)).to_f32()), 1 2 3 4 5 6 7 8 9 10 11 12) }
+}
+
+unsafe fn run_f16(isa: Isa, rows: usize, job: &Job, panel: *const f16) {
+    // SAFETY: the features were detected; ranges are the caller's promise.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => by_rows!(rows, tile512_f16(job, panel), 1 2 3 4 5 6 7 8 9 10 11 12),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => halves(rows, job, panel, |r, j, p| by_rows!(r, tile256_f16(j, p), 1 2 3 4 5 6)),
+            Isa::Plain => {
+                by_rows!(rows, tile_plain(job, |i| (*panel.add(i)).to_f32()), 1 2 3 4 5 6 7 8 9 10 11 12)
+            }
+        }
+    }
 }
 
 /// AVX2 has half the registers of AVX-512: at most 6 rows and 16 columns at a time.
@@ -371,5 +313,68 @@ unsafe fn tile_plain<const R: usize>(job: &Job, panel: impl Fn(usize) -> f32) {
     for (r, row) in acc.iter().enumerate() {
         // SAFETY: as for `load`.
         unsafe { job.store(r, row) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::aligned::Aligned;
+    use super::*;
+
+    fn variants() -> Vec<Isa> {
+        #[allow(unused_mut, reason = "more variants on x86-64")]
+        let mut all = vec![Isa::Plain];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                all.push(Isa::Avx2);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                all.push(Isa::Avx512);
+            }
+        }
+        all
+    }
+
+    /// Every variant, number of rows and width gives the sum in rising order of `k`; nothing else is written.
+    #[test]
+    fn all_variants_give_the_same_sums() {
+        let value = |i: usize| f16::from_f32(((i * 7919) % 251) as f32 / 125.0 - 1.0);
+        let (k, from, pad) = (37, 5, 3);
+        for isa in variants() {
+            for m in 1..=14 {
+                for (cols, add) in [(1, false), (15, true), (17, false), (31, true), (32, false), (32, true)] {
+                    let x: Vec<f32> = (0..m * (k + from)).map(|i| value(i + 11).to_f32()).collect();
+                    let narrow: Vec<f16> = (0..k * LANES).map(value).collect();
+                    let wide: Vec<f32> = narrow.iter().map(|v| v.to_f32()).collect();
+                    let stride = LANES + pad;
+                    let start: Vec<f32> = (0..m * stride).map(|i| i as f32 / 64.0).collect();
+                    let mut want = start.clone();
+                    for r in 0..m {
+                        for c in 0..cols {
+                            let mut sum = if add { start[r * stride + c] } else { 0.0 };
+                            for i in 0..k {
+                                let (a, b) = (x[r * (k + from) + from + i], wide[i * LANES + c]);
+                                sum = if isa == Isa::Plain {
+                                    super::super::ops::fused(a, b, sum)
+                                } else {
+                                    a.mul_add(b, sum)
+                                };
+                            }
+                            want[r * stride + c] = sum;
+                        }
+                    }
+                    let mut buffer = Aligned::default();
+                    let rows = Rows::pack(&x, k + from, m, k + from, &mut buffer);
+                    for panel in [Panel::F16(&narrow), Panel::F32(&wide)] {
+                        let mut got = start.clone();
+                        let out = Target { c: SharedMut::new(&mut got), at: 0, stride, cols, add };
+                        // SAFETY: `got` belongs to this test.
+                        unsafe { tiles_with(isa, &rows, from, k, panel, out) }
+                        assert_eq!(got, want, "{isa:?} {m} rows, {cols} columns, {add}");
+                    }
+                }
+            }
+        }
     }
 }

@@ -14,11 +14,13 @@ mod dense;
 mod kernel;
 mod ops;
 mod packed;
+mod rows;
 
 pub(crate) use aligned::Aligned;
 pub(crate) use dense::{Operand, gemm};
-pub(crate) use kernel::{LANES, Panel, Rows, SharedMut, Target, tiles};
+pub(crate) use kernel::{LANES, Panel, SharedMut, Target, tiles};
 pub(crate) use ops::{
-    add, dot, exp_in_place, log_sum_exp, rms_norm, rms_norm_backward, sigmoid, softmax_prefix, swiglu, swiglu_backward,
+    add, dot, exp_in_place, log_sum_exp, rms_norm, rms_norm_backward, softmax_prefix, swiglu, swiglu_backward,
 };
 pub use packed::{Packed, Storage};
+pub(crate) use rows::Rows;

@@ -242,11 +242,6 @@ pub(crate) fn log_sum_exp(row: &[f32]) -> f32 {
     peak + exp_sum(row, peak).ln()
 }
 
-/// `1 / (1 + e^-x)`.
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp::<NATIVE>(-x))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

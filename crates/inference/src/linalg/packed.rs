@@ -1,7 +1,8 @@
 //! A weight matrix packed for the inner loop: panels of 32 outputs, f16 by default.
 
 use super::aligned::{Aligned, Plain};
-use super::kernel::{LANES, Panel, Rows, SharedMut, Target, tiles, widen};
+use super::kernel::{LANES, Panel, SharedMut, Target, tiles};
+use super::rows::{Rows, widen};
 use half::f16;
 use rayon::prelude::*;
 use std::cell::RefCell;
@@ -67,11 +68,6 @@ impl Packed {
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
-    }
-    /// Inputs of the layer.
-    #[must_use]
-    pub fn cols(&self) -> usize {
-        self.cols
     }
     /// Memory of the weights, bytes.
     #[must_use]
@@ -171,12 +167,7 @@ fn fits(w: f32, storage: Storage) -> bool {
     }
 }
 
-fn pack<T: Plain>(
-    rows: &[&[f32]],
-    cols: usize,
-    size: usize,
-    f: impl Fn(f32) -> T + Sync,
-) -> Aligned<T> {
+fn pack<T: Plain>(rows: &[&[f32]], cols: usize, size: usize, f: impl Fn(f32) -> T + Sync) -> Aligned<T> {
     let mut data = Aligned::zeroed(size);
     if cols > 0 {
         data.par_chunks_mut(LANES * cols).zip(rows.par_chunks(LANES)).for_each(|(panel, rows)| {
@@ -306,8 +297,7 @@ mod tests {
         packed.backward(&dy, m, &mut dx, true);
         for i in 0..m {
             for c in 0..k {
-                let want: f64 =
-                    1.0 + (0..n).map(|j| f64::from(dy[i * n + j]) * f64::from(w[j * k + c])).sum::<f64>();
+                let want: f64 = 1.0 + (0..n).map(|j| f64::from(dy[i * n + j]) * f64::from(w[j * k + c])).sum::<f64>();
                 assert!((f64::from(dx[i * k + c]) - want).abs() < 1e-3);
             }
         }

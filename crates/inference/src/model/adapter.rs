@@ -177,15 +177,17 @@ impl Adapter {
         metadata.extend(self.base_sha256.iter().map(|d| (BASE_KEY.to_owned(), d.as_str().into())));
         let tensors = self.pairs().flat_map(|(layer, target, Pair { rank, a, b })| {
             let name = target.tensor(layer);
-            [("lora_a", a, [a.len() / rank, *rank]), ("lora_b", b, [*rank, b.len() / rank])].map(|(part, data, dims)| {
-                let spec = TensorSpec {
-                    name: format!("{name}.{part}"),
-                    dims: dims.iter().map(|d| *d as u64).collect(),
-                    ty: TensorType::F32,
-                };
-                let bytes: Vec<u8> = data.iter().flat_map(|v| v.to_le_bytes()).collect();
-                (spec, TensorData::Bytes(Cow::Owned(bytes)))
-            })
+            [("lora_a", a, [a.len() / rank, *rank]), ("lora_b", b, [*rank, b.len() / rank])].map(
+                |(part, data, dims)| {
+                    let spec = TensorSpec {
+                        name: format!("{name}.{part}"),
+                        dims: dims.iter().map(|d| *d as u64).collect(),
+                        ty: TensorType::F32,
+                    };
+                    let bytes: Vec<u8> = data.iter().flat_map(|v| v.to_le_bytes()).collect();
+                    (spec, TensorData::Bytes(Cow::Owned(bytes)))
+                },
+            )
         });
         Ok(gguf::write(path, &metadata, tensors)?)
     }
@@ -211,16 +213,19 @@ impl Adapter {
                 let a_name = name.strip_suffix(".lora_b").map(|stem| format!("{stem}.lora_a"));
                 match a_name {
                     Some(a) if gguf.find(&a).is_some() => continue,
-                    Some(a) => return Err(ModelError::adapter(format!("`{name}` has no partner `{a}`"))),
-                    None => return Err(ModelError::adapter(format!("`{name}` is neither lora_a nor lora_b"))),
+                    Some(a) => {
+                        return Err(ModelError::adapter(format!("`{name}` has no partner `{a}`")));
+                    }
+                    None => {
+                        return Err(ModelError::adapter(format!("`{name}` is neither lora_a nor lora_b")));
+                    }
                 }
             };
             let slot = Target::parse(stem)
                 .ok_or_else(|| ModelError::adapter(format!("`{stem}` is not a matrix that can be adapted here")))?;
             let b_name = format!("{stem}.lora_b");
-            let partner = gguf
-                .find(&b_name)
-                .ok_or_else(|| ModelError::adapter(format!("`{name}` has no partner `{b_name}`")))?;
+            let partner =
+                gguf.find(&b_name).ok_or_else(|| ModelError::adapter(format!("`{name}` has no partner `{b_name}`")))?;
             let (&[_, rank], &[b_rank, _]) = (tensor.dims.as_slice(), partner.dims.as_slice()) else {
                 return Err(ModelError::adapter(format!("`{stem}`: both parts must be matrices")));
             };

@@ -3,7 +3,10 @@
 //! Scores and values go through the same inner loop as the weights. Masked positions get probability 0 exactly,
 //! and adding 0 changes nothing: how many positions a tile looks at does not show in the result.
 
-use super::{ModelConfig, kv::{PAGE, Sequence}};
+use super::{
+    ModelConfig,
+    kv::{PAGE, Sequence},
+};
 use crate::linalg::{Aligned, LANES, Panel, Rows, SharedMut, Target, softmax_prefix, tiles};
 use rayon::prelude::*;
 use std::cell::RefCell;

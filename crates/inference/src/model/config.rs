@@ -17,9 +17,9 @@ impl Arch {
         match name {
             "llama" => Ok(Self::Llama),
             "qwen2" => Ok(Self::Qwen2),
-            other => Err(ModelError::unsupported(format!(
-                "architecture `{other}`; this decoder runs `llama` and `qwen2`"
-            ))),
+            other => {
+                Err(ModelError::unsupported(format!("architecture `{other}`; this decoder runs `llama` and `qwen2`")))
+            }
         }
     }
     /// Value of `general.architecture`, the prefix of all other keys.
@@ -147,7 +147,9 @@ fn rope(gguf: &Gguf, arch: Arch, head_dim: usize, warnings: &mut Vec<String>) ->
     let linear_factor = match gguf.optional::<&str>(&key("scaling.type"))? {
         None | Some("none") => 1.0,
         Some("linear") => gguf.optional::<f32>(&key("scaling.factor"))?.filter(|f| *f > 0.0).unwrap_or(1.0),
-        Some(other) => return Err(ModelError::unsupported(format!("RoPE scaling `{other}`; known are none and linear"))),
+        Some(other) => {
+            return Err(ModelError::unsupported(format!("RoPE scaling `{other}`; known are none and linear")));
+        }
     };
     let dims = gguf.optional::<u32>(&key("dimension_count"))?.map_or(head_dim, |d| d as usize);
     Ok(RopeConfig { base, dims, linear_factor })

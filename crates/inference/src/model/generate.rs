@@ -97,7 +97,9 @@ impl Decoder {
         let mut active: Vec<Active> = Vec::new();
         loop {
             while active.len() < options.max_batch {
-                let Some((index, prompt)) = waiting.next() else { break };
+                let Some((index, prompt)) = waiting.next() else {
+                    break;
+                };
                 active.push(Active {
                     index,
                     cache: root.clone(),
@@ -167,7 +169,9 @@ impl Decoder {
     /// The cache of the common beginning of all prompts; at least one token of each prompt stays out of it.
     fn shared_prefix(&self, prompts: &[Vec<u32>]) -> Sequence {
         let mut root = self.new_sequence();
-        let (Some(first), true) = (prompts.first(), prompts.len() > 1) else { return root };
+        let (Some(first), true) = (prompts.first(), prompts.len() > 1) else {
+            return root;
+        };
         let mut common = prompts.iter().map(Vec::len).min().unwrap_or(0).saturating_sub(1);
         for prompt in prompts {
             common = first.iter().zip(prompt).take(common).take_while(|(a, b)| a == b).count();

@@ -78,7 +78,8 @@ fn merged(
     }
     let limit = if ty == TensorType::F16 { 65_520.0 } else { f32::INFINITY };
     if let Some(at) = values.iter().position(|v| v.is_nan() || v.abs() >= limit) {
-        let what = format!("value {at} is {} after merging, which {ty} cannot hold; train with a lower rate", values[at]);
+        let what =
+            format!("value {at} is {} after merging, which {ty} cannot hold; train with a lower rate", values[at]);
         return Err(GgufError::tensor(&tensor.name, what));
     }
     Ok(match ty {
@@ -93,9 +94,8 @@ fn metadata(base: &Gguf, ty: MergedType) -> Vec<(String, Value)> {
         MergedType::F32 => 0u32,
         MergedType::F16 => 1,
     };
-    let old = |key: &str| {
-        key.starts_with("split.") || key.starts_with("quantize.") || key == "general.quantization_version"
-    };
+    let old =
+        |key: &str| key.starts_with("split.") || key.starts_with("quantize.") || key == "general.quantization_version";
     let mut metadata: Vec<(String, Value)> = base.metadata().iter().filter(|(k, _)| !old(k)).cloned().collect();
     match metadata.iter_mut().find(|(k, _)| k == "general.file_type") {
         Some((_, value)) => *value = file_type.into(),

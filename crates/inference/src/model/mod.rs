@@ -22,10 +22,10 @@ pub use crate::linalg::Storage;
 pub use adapter::{Adapter, Pair, Target};
 pub use config::{Arch, ModelConfig, RopeConfig};
 pub use error::ModelError;
-pub use generate::{Generated, GenerateOptions, Stop};
+pub use generate::{GenerateOptions, Generated, Stop};
 pub use merge::{Merged, MergedType, base_digest, merge};
 pub use sample::Sampling;
-pub use score::Scored;
+pub use score::{LogitVisitor, Scored};
 
 pub(crate) use forward::{add_bias, each_row, norm_rows, swiglu_rows};
 pub(crate) use rope::RopeTable;

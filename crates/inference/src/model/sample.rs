@@ -28,7 +28,9 @@ pub(crate) fn argmax(row: &[f32]) -> usize {
 
 pub(crate) fn choose(logits: &mut [f32], sampling: &Sampling, rng: Option<&mut ChaCha8Rng>) -> u32 {
     let peak = argmax(logits);
-    let (&Sampling::TopP { temperature, top_p, .. }, Some(rng)) = (sampling, rng) else { return peak as u32 };
+    let (&Sampling::TopP { temperature, top_p, .. }, Some(rng)) = (sampling, rng) else {
+        return peak as u32;
+    };
     let top = logits[peak] / temperature;
     logits.iter_mut().for_each(|l| *l /= temperature);
     let total = exp_in_place(logits, top);

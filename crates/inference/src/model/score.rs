@@ -8,6 +8,9 @@ const LOGIT_ROWS: usize = 64;
 /// Tokens in one pass.
 const PASS_TOKENS: usize = 512;
 
+/// Sees the position and its logits.
+pub type LogitVisitor<'a> = dyn FnMut(usize, &[f32]) -> Result<(), ModelError> + 'a;
+
 /// A text and the part of it to score.
 #[derive(Debug, Clone, Copy)]
 pub struct Scored<'a> {
@@ -25,7 +28,7 @@ impl Decoder {
         &self,
         tokens: &[u32],
         positions: std::ops::Range<usize>,
-        visit: &mut dyn FnMut(usize, &[f32]) -> Result<(), ModelError>,
+        visit: &mut LogitVisitor<'_>,
     ) -> Result<(), ModelError> {
         self.check_tokens(tokens, "the text")?;
         if positions.end > tokens.len() {

@@ -18,10 +18,7 @@ pub(crate) fn tiny_file(arch: Arch) -> Gguf {
 
 type Parts = Vec<(String, Vec<u64>, Vec<f32>)>;
 
-pub(crate) fn tiny_file_with(
-    arch: Arch,
-    change: impl FnOnce(&mut Vec<(String, Value)>, &mut Parts),
-) -> Gguf {
+pub(crate) fn tiny_file_with(arch: Arch, change: impl FnOnce(&mut Vec<(String, Value)>, &mut Parts)) -> Gguf {
     let key = |k: &str| format!("{}.{k}", arch.name());
     let mut metadata: Vec<(String, Value)> = vec![
         ("general.architecture".into(), arch.name().into()),
@@ -132,9 +129,8 @@ fn reference(gguf: &Gguf, arch: Arch, tokens: &[u32]) -> Vec<Vec<f64>> {
             let mut heads = vec![0.0; 32];
             for h in 0..4 {
                 let kv = h / 2 * 8;
-                let score = |j: usize| -> f64 {
-                    (0..8).map(|d| qs[p][h * 8 + d] * ks[j][kv + d]).sum::<f64>() / 8f64.sqrt()
-                };
+                let score =
+                    |j: usize| -> f64 { (0..8).map(|d| qs[p][h * 8 + d] * ks[j][kv + d]).sum::<f64>() / 8f64.sqrt() };
                 let e: Vec<f64> = (0..=p).map(|j| score(j).exp()).collect();
                 let sum: f64 = e.iter().sum();
                 for d in 0..8 {
@@ -215,8 +211,7 @@ fn a_sequence_has_the_same_bits_alone_in_a_batch_and_step_by_step() {
 fn generation_does_not_depend_on_the_batch() {
     let model = tiny(Arch::Qwen2);
     let common = some_tokens(40, 9);
-    let prompts: Vec<Vec<u32>> =
-        (0..9).map(|i| [common.clone(), some_tokens(5 + 3 * i, i as u32)].concat()).collect();
+    let prompts: Vec<Vec<u32>> = (0..9).map(|i| [common.clone(), some_tokens(5 + 3 * i, i as u32)].concat()).collect();
     let options = GenerateOptions { max_new_tokens: 20, stop_ids: vec![7], max_batch: 4, ..Default::default() };
     let together = model.generate_batch(&prompts, &options).unwrap();
     for (prompt, want) in prompts.iter().zip(&together) {
@@ -238,8 +233,7 @@ fn sampling_repeats_with_its_seed_and_has_its_own_stream_per_prompt() {
     let prompts = vec![some_tokens(20, 1); 3];
     let sampling = |seed| Sampling::TopP { temperature: 1.5, top_p: 0.95, seed };
     let run = |seed, max_batch| {
-        let options =
-            GenerateOptions { max_new_tokens: 12, sampling: sampling(seed), max_batch, ..Default::default() };
+        let options = GenerateOptions { max_new_tokens: 12, sampling: sampling(seed), max_batch, ..Default::default() };
         model.generate_batch(&prompts, &options).unwrap()
     };
     assert_eq!(run(1, 3), run(1, 1));
@@ -253,9 +247,8 @@ fn generation_stops_at_the_context_and_can_be_cancelled() {
     let options = GenerateOptions { max_new_tokens: 1000, ..Default::default() };
     let out = model.generate_batch(&[some_tokens(250, 3)], &options).unwrap();
     assert_eq!((out[0].tokens.len(), out[0].stop), (7, Stop::Length));
-    let cancel = model.generate_batch_watched(&[some_tokens(250, 3)], &options, &mut |_, _| {
-        std::ops::ControlFlow::Break(())
-    });
+    let cancel =
+        model.generate_batch_watched(&[some_tokens(250, 3)], &options, &mut |_, _| std::ops::ControlFlow::Break(()));
     assert!(matches!(cancel, Err(ModelError::Cancelled)));
 }
 
@@ -364,7 +357,10 @@ fn broken_adapter_files_have_their_own_errors() {
     };
     let tensor = |name: &str, dims: [u64; 2]| {
         let bytes = vec![0u8; (dims[0] * dims[1] * 4) as usize];
-        (TensorSpec { name: name.into(), dims: dims.to_vec(), ty: TensorType::F32 }, TensorData::Bytes(Cow::Owned(bytes)))
+        (
+            TensorSpec { name: name.into(), dims: dims.to_vec(), ty: TensorType::F32 },
+            TensorData::Bytes(Cow::Owned(bytes)),
+        )
     };
     let q = "blk.0.attn_q.weight";
     let refuse = |m: Vec<(String, Value)>, names: &[(&str, [u64; 2])]| {
@@ -375,8 +371,10 @@ fn broken_adapter_files_have_their_own_errors() {
     assert!(refuse(meta(1.0, "lora"), &[(&a, [24, 2])]).contains("no partner"));
     assert!(refuse(meta(1.0, "lora"), &[(&b, [2, 24])]).contains("no partner"));
     assert!(refuse(meta(1.0, "lora"), &[(&a, [24, 2]), (&b, [3, 32])]).contains("ranks"));
-    assert!(refuse(meta(1.0, "lora"), &[("output.weight.lora_a", [24, 2]), ("output.weight.lora_b", [2, 50])])
-        .contains("output.weight"));
+    assert!(
+        refuse(meta(1.0, "lora"), &[("output.weight.lora_a", [24, 2]), ("output.weight.lora_b", [2, 50])])
+            .contains("output.weight")
+    );
     assert!(refuse(meta(1.0, "lora"), &[(q, [24, 2])]).contains("neither"));
     assert!(refuse(meta(0.0, "lora"), &[(&a, [24, 2]), (&b, [2, 32])]).contains("alpha"));
     assert!(refuse(meta(1.0, "ia3"), &[]).contains("ia3"));

@@ -21,6 +21,12 @@ struct Column {
 }
 
 impl Imatrix {
+    /// An empty one for a calibration run over `chunks` of `chunk_tokens` of these texts.
+    #[must_use]
+    pub fn new(datasets: Vec<String>, chunks: u32, chunk_tokens: u32) -> Self {
+        Self { datasets, chunks, chunk_tokens, columns: BTreeMap::new() }
+    }
+
     /// Adds sums: `sum2[j]` is the sum of squares of input `j` over `count` tokens. Called again for the same
     /// tensor, it accumulates.
     ///

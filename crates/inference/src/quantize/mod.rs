@@ -36,13 +36,7 @@ impl QuantizeOptions {
     /// A profile without importance, overrides or exceptions.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
-        Self {
-            profile,
-            imatrix: None,
-            overrides: BTreeMap::new(),
-            allow_requantize: false,
-            strict_types: false,
-        }
+        Self { profile, imatrix: None, overrides: BTreeMap::new(), allow_requantize: false, strict_types: false }
     }
 }
 
@@ -89,12 +83,8 @@ pub fn quantize(
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<QuantizeReport, QuantizeError> {
     let choices = plan(base, options)?;
-    let specs: Vec<TensorSpec> = base
-        .tensors()
-        .iter()
-        .zip(&choices)
-        .map(|(t, c)| TensorSpec { ty: c.actual, ..t.spec() })
-        .collect();
+    let specs: Vec<TensorSpec> =
+        base.tensors().iter().zip(&choices).map(|(t, c)| TensorSpec { ty: c.actual, ..t.spec() }).collect();
     let mut writer = Writer::create(out, &metadata(base, options), &specs)?;
     let total = specs.len();
     let mut tensors = Vec::with_capacity(total);

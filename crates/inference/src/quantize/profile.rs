@@ -104,16 +104,15 @@ impl fmt::Display for Profile {
 
 /// The text is not the name of a profile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a quantisation profile; known are F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K")]
+#[error(
+    "`{0}` is not a quantisation profile; known are F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K"
+)]
 pub struct UnknownProfile(String);
 
 impl FromStr for Profile {
     type Err = UnknownProfile;
     fn from_str(s: &str) -> Result<Self, UnknownProfile> {
-        Self::ALL
-            .into_iter()
-            .find(|p| p.name().eq_ignore_ascii_case(s))
-            .ok_or_else(|| UnknownProfile(s.to_owned()))
+        Self::ALL.into_iter().find(|p| p.name().eq_ignore_ascii_case(s)).ok_or_else(|| UnknownProfile(s.to_owned()))
     }
 }
 impl TryFrom<String> for Profile {
@@ -181,9 +180,7 @@ impl Chooser {
         let first_eighth = layer.is_some_and(|l| l < self.layers / 8);
         let is = |part: &str| name.ends_with(part);
         match self.profile {
-            Profile::Q4KM | Profile::Q5KM if more && (is("attn_v.weight") || is("ffn_down.weight")) => {
-                TensorType::Q6K
-            }
+            Profile::Q4KM | Profile::Q5KM if more && (is("attn_v.weight") || is("ffn_down.weight")) => TensorType::Q6K,
             Profile::Q4KM if is("attn_qkv.weight") => TensorType::Q5K,
             Profile::Q5KM if is("attn_qkv.weight") => TensorType::Q6K,
             Profile::Q4KS if is("attn_v.weight") && layer.is_some_and(|l| l < 4) => TensorType::Q5K,

@@ -63,7 +63,7 @@ impl fmt::Display for QuantizeReport {
         }
         match self.fallbacks().count() {
             0 => Ok(()),
-            n => write!(f, "; {n} tensors fell back because their rows are not whole blocks"),
+            n => write!(f, "; fallbacks, since rows are not whole blocks: {n}"),
         }
     }
 }

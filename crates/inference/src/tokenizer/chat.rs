@@ -137,11 +137,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ChatError`].
-    pub fn parts<'a>(
-        &self,
-        messages: &[Message<'a>],
-        add_generation_prompt: bool,
-    ) -> Result<Vec<Part<'a>>, ChatError> {
+    pub fn parts<'a>(&self, messages: &[Message<'a>], add_generation_prompt: bool) -> Result<Vec<Part<'a>>, ChatError> {
         if messages.is_empty() {
             return Err(ChatError::Empty);
         }
@@ -204,11 +200,14 @@ impl ChatTemplate {
                 markup(out, "<|im_end|>\n");
             }
             Family::DeepSeekR1 { .. } => {
-                markup(out, match message.role {
-                    Role::System => "",
-                    Role::User => "<｜User｜>",
-                    Role::Assistant => "<｜Assistant｜>",
-                });
+                markup(
+                    out,
+                    match message.role {
+                        Role::System => "",
+                        Role::User => "<｜User｜>",
+                        Role::Assistant => "<｜Assistant｜>",
+                    },
+                );
                 text(out, content);
                 if message.role == Role::Assistant {
                     markup(out, "<｜end▁of▁sentence｜>");

@@ -155,9 +155,7 @@ impl Tokenizer {
         let text = String::from_utf8_lossy(&bytes).into_owned();
         match &self.model {
             // The space that encoding put in front is not part of the text.
-            Model::Spm(spm) if spm.add_space_prefix => {
-                text.strip_prefix(' ').map_or(text.clone(), str::to_owned)
-            }
+            Model::Spm(spm) if spm.add_space_prefix => text.strip_prefix(' ').map_or(text.clone(), str::to_owned),
             _ => text,
         }
     }
@@ -168,7 +166,11 @@ impl Tokenizer {
         match self.vocab.kind(id) {
             None => Cow::Borrowed(&[]),
             Some(Kind::Control | Kind::Unknown) => {
-                if special { Cow::Borrowed(self.vocab.text(id).as_bytes()) } else { Cow::Borrowed(&[]) }
+                if special {
+                    Cow::Borrowed(self.vocab.text(id).as_bytes())
+                } else {
+                    Cow::Borrowed(&[])
+                }
             }
             Some(Kind::UserDefined) => Cow::Borrowed(self.vocab.text(id).as_bytes()),
             Some(Kind::Normal | Kind::Byte | Kind::Unused) => match &self.model {

@@ -146,8 +146,8 @@ mod tests {
     use super::*;
 
     fn split(name: &str, text: &str) -> Vec<String> {
-        let words = PreTokenizer::new(name).unwrap().split(text).into_iter().map(str::to_owned).collect();
-        let words: Vec<String> = words;
+        let pre = PreTokenizer::new(name).unwrap();
+        let words: Vec<String> = pre.split(text).into_iter().map(str::to_owned).collect();
         assert_eq!(words.concat(), text);
         words
     }

@@ -5,7 +5,6 @@ use crate::gguf::{Array, Value};
 use crate::testing::model_file;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
-use std::path::Path;
 
 const MIXED: &str = include_str!("testdata/mixed.txt");
 
@@ -26,11 +25,8 @@ fn gguf_of(metadata: &[(String, Value)]) -> Gguf {
 }
 
 fn with(gguf: &Gguf, key: &str, value: Value) -> Gguf {
-    let metadata: Vec<_> = gguf
-        .metadata()
-        .iter()
-        .map(|(k, v)| (k.clone(), if k == key { value.clone() } else { v.clone() }))
-        .collect();
+    let metadata: Vec<_> =
+        gguf.metadata().iter().map(|(k, v)| (k.clone(), if k == key { value.clone() } else { v.clone() })).collect();
     gguf_of(&metadata)
 }
 
@@ -51,11 +47,7 @@ fn ids_equal_stock_llama_cpp_for_every_pre_tokenizer() {
     ];
     for (pre, lines, whole) in expected {
         let t = Tokenizer::from_gguf(&with(&model, "tokenizer.ggml.pre", pre.into())).unwrap();
-        let by_line: String =
-            MIXED.lines().map(|l| ids_line(&t.encode(l, true)) + "\n").collect();
-        if let Some(folder) = std::env::var_os("FLYWHEEL_DUMP_IDS") {
-            std::fs::write(Path::new(&folder).join(pre), &by_line).unwrap();
-        }
+        let by_line: String = MIXED.lines().map(|l| ids_line(&t.encode(l, true)) + "\n").collect();
         assert_eq!(digest(&by_line), lines, "{pre}, by line");
         let text = MIXED.strip_suffix('\n').unwrap();
         assert_eq!(digest(&ids_line(&t.encode(text, false))), whole, "{pre}, whole text");
@@ -73,7 +65,10 @@ fn special_tokens_of_the_real_model() {
     let model = Gguf::open(&path).unwrap();
     let t = Tokenizer::from_gguf(&model).unwrap();
     let s = t.special();
-    assert_eq!((s.bos, s.eos, s.eot, s.pad, s.unknown, s.add_bos), (Some(1), Some(2), Some(2), Some(2), Some(0), false));
+    assert_eq!(
+        (s.bos, s.eos, s.eot, s.pad, s.unknown, s.add_bos),
+        (Some(1), Some(2), Some(2), Some(2), Some(0), false)
+    );
     assert_eq!(s.ends, [0, 2]);
     assert!(t.is_end(2) && !t.is_end(1));
     assert_eq!(t.vocab_size(), 49152);
@@ -121,7 +116,9 @@ fn tiny_spm() -> Gguf {
         kinds.push(6);
         scores.push(0.0);
     }
-    for (text, score) in [("▁", -10.0), ("a", -11.0), ("b", -12.0), ("ab", -1.0), ("▁a", -2.0), ("▁ab", -3.0), ("é", -5.0)] {
+    for (text, score) in
+        [("▁", -10.0), ("a", -11.0), ("b", -12.0), ("ab", -1.0), ("▁a", -2.0), ("▁ab", -3.0), ("é", -5.0)]
+    {
         tokens.push(text.into());
         kinds.push(1);
         scores.push(score);
@@ -159,7 +156,8 @@ fn broken_vocabularies_are_refused() {
     let good = tiny_spm();
     let e = Tokenizer::from_gguf(&with(&good, "tokenizer.ggml.eos_token_id", Value::U32(9999))).unwrap_err();
     assert!(e.to_string().contains("eos token id 9999 is beyond"), "{e}");
-    let e = Tokenizer::from_gguf(&with(&good, "tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0])))).unwrap_err();
+    let e =
+        Tokenizer::from_gguf(&with(&good, "tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0])))).unwrap_err();
     assert!(e.to_string().contains("1 usable scores"), "{e}");
     let kinds = Value::Array(Array::I32(vec![1; 3]));
     let e = Tokenizer::from_gguf(&with(&good, "tokenizer.ggml.token_type", kinds)).unwrap_err();
@@ -173,7 +171,8 @@ const SMOL_TEMPLATE: &str = "{% for message in messages %}{% if loop.first and m
 
 #[test]
 fn known_templates_render_as_their_jinja_does() {
-    // Expected texts were rendered with Jinja from the original templates.
+    // SmolLM2: the whole original template, checked with Jinja. The others: the parts that recognition looks for;
+    // their expected texts follow the published templates by reading.
     let smol = ChatTemplate::recognise(SMOL_TEMPLATE).unwrap();
     assert_eq!(
         smol.render(&[Message::user("Hi"), Message::assistant("Yo")], true).unwrap(),
@@ -223,7 +222,7 @@ fn wordpiece_equals_the_reference_tokenizer() {
     assert_eq!(t.encode("Hello, Wörld! 你好", 256), [101, 7592, 1010, 2088, 999, 100, 100, 102]);
     assert_eq!(t.encode("hello world", 3), [101, 7592, 102]);
     assert_eq!(t.encode("", 0), [101, 102]);
-    // Digest of the ids of the `tokenizers` package 0.22, lines with literal special tokens included.
+    // Digest of the ids of the `tokenizers` package 0.23, which parses no special token in this text.
     let by_line: String = MIXED.lines().map(|l| ids_line(&t.encode(l, 10_000)) + "\n").collect();
     assert_eq!(digest(&by_line), "a303a211df8c5cbc");
 }

@@ -31,15 +31,8 @@ pub struct SpecialIds {
 }
 
 /// Texts of tokens that end a turn or a document in the supported model families.
-const END_TEXTS: [&str; 7] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<｜end▁of▁sentence｜>",
-];
+const END_TEXTS: [&str; 7] =
+    ["<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"];
 const TURN_TEXTS: [&str; 3] = ["<|eot_id|>", "<|im_end|>", "<|end|>"];
 
 #[derive(Debug)]
@@ -110,8 +103,7 @@ impl Vocab {
             }
         }
         let eot = s.eot.or_else(|| TURN_TEXTS.iter().find_map(|t| self.id(t)));
-        let mut ends: Vec<u32> =
-            END_TEXTS.iter().filter_map(|t| self.id(t)).chain(s.eos).chain(eot).collect();
+        let mut ends: Vec<u32> = END_TEXTS.iter().filter_map(|t| self.id(t)).chain(s.eos).chain(eot).collect();
         ends.sort_unstable();
         ends.dedup();
         self.special.eot = eot;

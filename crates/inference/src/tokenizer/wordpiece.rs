@@ -102,9 +102,8 @@ impl WordPiece {
         let id = |name: &str| {
             vocab.get(name).copied().ok_or_else(|| TokenizerError::vocabulary(format!("there is no {name}")))
         };
-        let regex = |pattern: &str| {
-            Regex::new(pattern).map_err(|e| TokenizerError::vocabulary(format!("word splitter: {e}")))
-        };
+        let regex =
+            |pattern: &str| Regex::new(pattern).map_err(|e| TokenizerError::vocabulary(format!("word splitter: {e}")));
         let (cls, sep, unknown) = (id("[CLS]")?, id("[SEP]")?, id("[UNK]")?);
         Ok(Self {
             cls,
@@ -112,9 +111,7 @@ impl WordPiece {
             unknown,
             control: regex(r"[\p{C}&&[^\t\n\r]]|\x{FFFD}")?,
             accents: regex(r"\p{Mn}")?,
-            words: regex(&format!(
-                r"[\p{{P}}[:punct:]{IDEOGRAPHS}]|[^\s\p{{P}}[:punct:]{IDEOGRAPHS}]+"
-            ))?,
+            words: regex(&format!(r"[\p{{P}}[:punct:]{IDEOGRAPHS}]|[^\s\p{{P}}[:punct:]{IDEOGRAPHS}]+"))?,
             vocab,
             lowercase,
         })
@@ -182,6 +179,5 @@ impl WordPiece {
 }
 
 fn read(path: &Path) -> Result<String, TokenizerError> {
-    fs::read_to_string(path)
-        .map_err(|e| TokenizerError::File { path: PathBuf::from(path), what: e.to_string() })
+    fs::read_to_string(path).map_err(|e| TokenizerError::File { path: PathBuf::from(path), what: e.to_string() })
 }

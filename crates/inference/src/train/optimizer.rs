@@ -45,7 +45,7 @@ mod tests {
         // mean/unbias = 0.5, sqrt(square/unbias) = 0.5: 1 - 0.001 - 0.01
         assert!((v[0] - 0.989).abs() < 1e-6, "{}", v[0]);
         adam.update(&c, 0.01, 2, &[-1.0], &mut v);
-        let mean = (0.9 * 0.05 + 0.1 * -1.0) / (1.0 - 0.81f64);
+        let mean = (0.9 * 0.05 - 0.1) / (1.0 - 0.81f64);
         let square = (0.999 * 0.001 * 0.25 + 0.001) / (1.0 - 0.998_001f64);
         let want = 0.989 * 0.999 - 0.01 * mean / square.sqrt();
         assert!((f64::from(v[0]) - want).abs() < 1e-6, "{} {want}", v[0]);

@@ -82,7 +82,13 @@ impl Params {
     pub fn not_finite(&self, grads: &[f32]) -> Option<String> {
         let bad = |range: &Range<usize>| !grads[range.clone()].iter().all(|g| g.is_finite());
         self.slots.iter().find_map(|s| {
-            let part = if bad(&s.a) { "lora_a" } else if bad(&s.b) { "lora_b" } else { return None };
+            let part = if bad(&s.a) {
+                "lora_a"
+            } else if bad(&s.b) {
+                "lora_b"
+            } else {
+                return None;
+            };
             Some(format!("{}.{part}", s.target.tensor(s.layer)))
         })
     }

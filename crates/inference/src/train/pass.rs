@@ -206,7 +206,9 @@ impl Pass<'_> {
         grads: &mut [f32],
         dx: Option<&mut [f32]>,
     ) {
-        let Some(slot) = self.params.slot(layer, target) else { return };
+        let Some(slot) = self.params.slot(layer, target) else {
+            return;
+        };
         let dropped = self.dropped(layer, target, x);
         match (dx, self.dropout > 0.0) {
             (Some(dx), true) => {

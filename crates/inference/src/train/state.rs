@@ -39,11 +39,7 @@ pub(super) fn encode(fingerprint: &[u8; 32], step: usize, values: &[f32], adam: 
     out
 }
 
-pub(super) fn decode(
-    bytes: &[u8],
-    fingerprint: &[u8; 32],
-    len: usize,
-) -> Result<(usize, Vec<f32>, Adam), ModelError> {
+pub(super) fn decode(bytes: &[u8], fingerprint: &[u8; 32], len: usize) -> Result<(usize, Vec<f32>, Adam), ModelError> {
     if bytes.len() < HEAD + DIGEST || &bytes[..8] != MAGIC {
         return Err(ModelError::state("these bytes are not a saved training state"));
     }

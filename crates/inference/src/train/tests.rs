@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::tests::{some_tokens, tiny_file};
-use crate::model::{Arch, Storage};
+use crate::model::{Arch, Storage, Target};
 
 fn decoder(arch: Arch) -> Decoder {
     Decoder::load_with(&tiny_file(arch), Storage::F32).unwrap()
@@ -122,7 +122,9 @@ fn an_interrupted_run_ends_with_the_same_bits() {
     whole.run(&mut |_| ControlFlow::Continue(())).unwrap();
 
     let mut first = fresh();
-    let stopped = first.run(&mut |r| if r.step == 4 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+    let stopped = first.run(&mut |r| {
+        if r.step == 4 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
     assert!(matches!(stopped, Err(ModelError::Cancelled)));
     let bytes = first.save();
     let mut second = fresh();

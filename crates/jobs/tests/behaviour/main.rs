@@ -1,5 +1,11 @@
 //! Workers and schedules on SQLite and on PostgreSQL. Time is moved by hand; handlers wait for signals, never for time.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests: a failure must fail the test, a skip must be seen"
+)]
+
 use chrono::{DateTime, TimeDelta, TimeZone as _, Utc};
 use flywheel_jobs::{Enqueued, JobRow, NewJob, WorkerOptions};
 use flywheel_store::Store;

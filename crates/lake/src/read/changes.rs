@@ -30,7 +30,13 @@ impl Lake {
     /// # Errors
     /// When a version is newer than the table, or its log entry or files are gone (vacuum or log clean-up ran past the
     /// cursor).
-    pub async fn rows_between(&self, app: &AppId, table: Table, after: u64, upto: u64) -> Result<Vec<RecordBatch>, Error> {
+    pub async fn rows_between(
+        &self,
+        app: &AppId,
+        table: Table,
+        after: u64,
+        upto: u64,
+    ) -> Result<Vec<RecordBatch>, Error> {
         Ok(self.changes(app, table, after, upto).await?)
     }
 

@@ -74,9 +74,8 @@ impl<'a> Columns<'a> {
     ) -> Result<Vec<Vec<T>>, LakeError> {
         let found = self.0.column_by_name(name);
         let column = found.ok_or_else(|| LakeError::Unexpected(format!("the result has no column `{name}`")))?;
-        let lists = column
-            .as_list_opt::<i32>()
-            .ok_or_else(|| LakeError::Unexpected(format!("column `{name}` is no list")))?;
+        let lists =
+            column.as_list_opt::<i32>().ok_or_else(|| LakeError::Unexpected(format!("column `{name}` is no list")))?;
         (0..lists.len()).map(|i| if lists.is_null(i) { Ok(Vec::new()) } else { read(&lists.value(i)) }).collect()
     }
 }

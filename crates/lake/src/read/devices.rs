@@ -33,12 +33,8 @@ struct Device {
     responses: Vec<(i64, String, bool, Option<f64>)>,
 }
 
-const FAILURES: [DeviceEventKind; 4] = [
-    DeviceEventKind::LoadFailed,
-    DeviceEventKind::Crashed,
-    DeviceEventKind::OutOfMemory,
-    DeviceEventKind::FellBack,
-];
+const FAILURES: [DeviceEventKind; 4] =
+    [DeviceEventKind::LoadFailed, DeviceEventKind::Crashed, DeviceEventKind::OutOfMemory, DeviceEventKind::FellBack];
 
 impl Lake {
     /// History of every identity that reported anything with an arm of `rollout`, ordered by install and trust class.
@@ -70,12 +66,12 @@ impl Lake {
             return Ok(Vec::new());
         };
         let labels = Labels::load(self, app, as_of, parked(time(start)), DateTime::<Utc>::MAX_UTC).await?;
-        let first_seen = self.first_seen(app, as_of).await?;
+        let first_seen = self.identities_first_seen(app, as_of).await?;
         Ok(devices.into_iter().filter_map(|(who, d)| history(who, d, &labels, &first_seen)).collect())
     }
 
     /// First receipt of anything, per identity.
-    async fn first_seen(
+    async fn identities_first_seen(
         &self,
         app: &AppId,
         as_of: Option<&Versions>,
@@ -119,7 +115,9 @@ fn each(
     let (arms, phases, classes, locales) =
         (c.text("arm")?, c.ints("phase")?, c.text("device_class")?, c.text("locale")?);
     for i in 0..batch.num_rows() {
-        let (Some(trust), Some(at)) = (trust[i], at[i]) else { continue };
+        let (Some(trust), Some(at)) = (trust[i], at[i]) else {
+            continue;
+        };
         let device = devices.entry((installs.get(i).to_owned(), trust)).or_default();
         if let Some(arm) = arm(arms.get(i)) {
             device.arms.insert(arm);
@@ -166,7 +164,8 @@ fn history(
     // Ties by arm: control first, so that the order of rows never matters.
     let first = d.signs.iter().min_by_key(|s| (s.at, s.arm, s.phase, &s.class, &s.locale))?;
     let known = |f: fn(&Sign) -> &String| {
-        let mut all: Vec<(i64, &String)> = d.signs.iter().map(|s| (s.at, f(s))).filter(|(_, v)| !v.is_empty()).collect();
+        let mut all: Vec<(i64, &String)> =
+            d.signs.iter().map(|s| (s.at, f(s))).filter(|(_, v)| !v.is_empty()).collect();
         all.sort();
         all.first().map(|(_, v)| (*v).clone()).unwrap_or_default()
     };

@@ -79,7 +79,9 @@ impl Lake {
             let (installs, trust, at) = (c.text("install")?, c.words("trust")?, c.micros("at")?);
             let (class, bundle, confirmed) = (c.text("class")?, c.text("bundle")?, c.micros("confirmed")?);
             for i in 0..batch.num_rows() {
-                let (Some(trust), Some(at)) = (trust[i], at[i]) else { continue };
+                let (Some(trust), Some(at)) = (trust[i], at[i]) else {
+                    continue;
+                };
                 out.push(InventoryRow {
                     install: installs.get(i).to_owned(),
                     trust,
@@ -161,9 +163,13 @@ fn rejected(
     let (chunks, versions) = (c.text_lists("chunk_ids")?, c.int_lists("chunk_versions")?);
     let (questions, answers) = (c.text("question_text")?, c.text("answer_text")?);
     for i in 0..batch.num_rows() {
-        let (Some(trust), Some(at)) = (trust[i], at[i]) else { continue };
+        let (Some(trust), Some(at)) = (trust[i], at[i]) else {
+            continue;
+        };
         let who = (installs.get(i).to_owned(), trust);
-        let Some((label, _, reason)) = labels.get(ids.get(i), &who, i64::MAX) else { continue };
+        let Some((label, _, reason)) = labels.get(ids.get(i), &who, i64::MAX) else {
+            continue;
+        };
         if !label.is_rejection() || !seen.insert((ids.get(i).to_owned(), who.0.clone(), trust)) {
             continue;
         }

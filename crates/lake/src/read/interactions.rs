@@ -81,7 +81,9 @@ fn read(batch: &RecordBatch, items: &mut Vec<Item>) -> Result<(), crate::error::
     let chunk_ids = c.text_lists("chunk_ids")?;
     let (versions, hidden) = (c.int_lists("chunk_versions")?, c.bool_lists("chunk_hidden")?);
     for (i, chunks) in chunk_ids.into_iter().enumerate() {
-        let (Some(trust), Some(at)) = (trust[i], at[i]) else { continue };
+        let (Some(trust), Some(at)) = (trust[i], at[i]) else {
+            continue;
+        };
         let chunks = chunks.into_iter().enumerate().map(|(k, id)| {
             let version = versions[i].get(k).copied().unwrap_or(0);
             (format!("{id}@{version}"), hidden[i].get(k).copied().unwrap_or(false))

@@ -103,7 +103,9 @@ impl Labels {
             let (ids, installs, trust) = (c.text("interaction_id")?, c.text("install")?, c.words("trust")?);
             let (labels, reasons, at) = (c.words::<LabelKind>("label")?, c.text("reason")?, c.micros("received_at")?);
             for i in 0..batch.num_rows() {
-                let (Some(trust), Some(label), Some(at)) = (trust[i], labels[i], at[i]) else { continue };
+                let (Some(trust), Some(label), Some(at)) = (trust[i], labels[i], at[i]) else {
+                    continue;
+                };
                 let key = (ids.get(i).to_owned(), (installs.get(i).to_owned(), trust));
                 let new = (at, label, reasons.opt(i).map(str::to_owned));
                 match out.0.entry(key) {
@@ -113,7 +115,8 @@ impl Labels {
                     // Same receipt: the graver label, so that the order of rows never matters.
                     Entry::Occupied(mut e) => {
                         let old = e.get();
-                        if (new.0, !new.1.is_rejection(), new.1, &new.2) < (old.0, !old.1.is_rejection(), old.1, &old.2) {
+                        if (new.0, !new.1.is_rejection(), new.1, &new.2) < (old.0, !old.1.is_rejection(), old.1, &old.2)
+                        {
                             e.insert(new);
                         }
                     }

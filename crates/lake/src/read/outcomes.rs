@@ -1,8 +1,8 @@
 //! The derived table `outcomes`: one row per labelled interaction, written by a pipeline step exactly once per
 //! `(step, sequence)`.
 
-use crate::lake::Lake;
 use crate::error::LakeError;
+use crate::lake::Lake;
 use chrono::{DateTime, Utc};
 use flywheel_telemetry::Table;
 use flywheel_telemetry::column::Micros;

@@ -12,9 +12,7 @@ use flywheel_types::wire::{
     AssignedArmV1, ContentV1, DeviceEventKind, DeviceEventV1, DeviceFactsV1, EventBatchV1, EventV1, FeedbackV1,
     InteractionV1, RetrievedV1, signing_bytes,
 };
-use flywheel_types::{
-    AppId, ChunkId, Digest, Error, InstallId, InteractionId, LabelKind, RolloutId, TemplateId,
-};
+use flywheel_types::{AppId, ChunkId, Digest, Error, InstallId, InteractionId, LabelKind, RolloutId, TemplateId};
 use std::path::Path;
 
 pub fn app() -> AppId {
@@ -148,7 +146,14 @@ pub fn feedback(id: &str, label: LabelKind, when: DateTime<Utc>) -> EventV1 {
 }
 
 pub fn device_event(event: DeviceEventKind, when: DateTime<Utc>, assignment: Option<AssignedArmV1>) -> EventV1 {
-    EventV1::Device(DeviceEventV1 { at: when, event, bundle: Some(bundle(2)), assignment, load_ms: Some(900.0), reason: None })
+    EventV1::Device(DeviceEventV1 {
+        at: when,
+        event,
+        bundle: Some(bundle(2)),
+        assignment,
+        load_ms: Some(900.0),
+        reason: None,
+    })
 }
 
 /// First column of the first row as a number.

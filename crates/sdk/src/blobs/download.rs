@@ -72,11 +72,7 @@ impl Download<'_> {
                     error
                 }
             };
-            failures = if partial.missing_bytes(self.blob) < before {
-                1
-            } else {
-                failures + 1
-            };
+            failures = if partial.missing_bytes(self.blob) < before { 1 } else { failures + 1 };
             // Wrong bytes once may be a bad link; twice is a bad file, and each try costs a chunk.
             let corrupt_again = matches!(error, SdkError::Refused { .. }) && failures > 1;
             if failures >= self.tries || corrupt_again || !worth_repeating(&error) {
@@ -93,10 +89,7 @@ impl Download<'_> {
         plain: bool,
     ) -> Result<Option<Result<Wait, (SdkError, bool)>>, SdkError> {
         let (from, _) = self.blob.chunk_range(gap.0).unwrap_or((0, 0));
-        let (_, to) = self
-            .blob
-            .chunk_range(gap.1 - 1)
-            .unwrap_or((0, self.blob.length));
+        let (_, to) = self.blob.chunk_range(gap.1 - 1).unwrap_or((0, self.blob.length));
         let mut request = HttpRequest::get(self.url.clone());
         if !plain {
             request = request.header("range", format!("bytes={from}-{}", to - 1));
@@ -113,32 +106,18 @@ impl Download<'_> {
         }
         Ok(match (stop, sent) {
             (None, Ok(())) if complete => None,
-            (None, Ok(())) => Some(Err((
-                self.broken("the answer was shorter than announced"),
-                false,
-            ))),
+            (None, Ok(())) => Some(Err((self.broken("the answer was shorter than announced"), false))),
             (None, Err(e)) => Some(Err((self.transport_error(e), false))),
             (Some(Stop::Wait(wait)), _) => Some(Ok(wait)),
             (Some(Stop::Failed(e)), _) => return Err(e),
-            (Some(Stop::Status(status, retry_after_s)), _) => Some(Err((
-                SdkError::Status {
-                    what: self.what(),
-                    status,
-                    retry_after_s,
-                },
-                false,
-            ))),
+            (Some(Stop::Status(status, retry_after_s)), _) => {
+                Some(Err((SdkError::Status { what: self.what(), status, retry_after_s }, false)))
+            }
             (Some(Stop::NotOurRange(why)), _) => Some(Err((self.broken(&why), true))),
-            (Some(Stop::NoRange), _) => Some(Err((
-                self.broken("the server does not have this range"),
-                true,
-            ))),
+            (Some(Stop::NoRange), _) => Some(Err((self.broken("the server does not have this range"), true))),
             (Some(Stop::Corrupt(chunk)), _) => {
                 let why = format!("chunk {chunk} does not have its signed digest");
-                Some(Err((
-                    SdkError::refused(self.what(), "chunk_hash_mismatch", why),
-                    false,
-                )))
+                Some(Err((SdkError::refused(self.what(), "chunk_hash_mismatch", why), false)))
             }
         })
     }
@@ -152,10 +131,7 @@ impl Download<'_> {
     }
 
     fn transport_error(&self, source: TransportError) -> SdkError {
-        SdkError::Transport {
-            what: self.what(),
-            source,
-        }
+        SdkError::Transport { what: self.what(), source }
     }
 
     /// All chunks are there. Bytes that an earlier run stored are checked once more as a whole; a bad chunk is marked
@@ -163,12 +139,7 @@ impl Download<'_> {
     fn finish(&self, partial: &mut Partial, resumed: bool) -> Result<bool, SdkError> {
         let data = data_path(self.path);
         let fail = |e| SdkError::io("finishing a download", &data, e);
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&data)
-            .map_err(fail)?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&data).map_err(fail)?;
         file.set_len(self.blob.length).map_err(fail)?;
         if self.durability == Durability::Full {
             file.sync_all().map_err(fail)?;
@@ -247,12 +218,7 @@ struct Receiver<'a, 'b> {
 }
 
 impl<'a, 'b> Receiver<'a, 'b> {
-    fn open(
-        job: &'a Download<'b>,
-        partial: &'a mut Partial,
-        from: u64,
-        to: u64,
-    ) -> Result<Self, SdkError> {
+    fn open(job: &'a Download<'b>, partial: &'a mut Partial, from: u64, to: u64) -> Result<Self, SdkError> {
         let path = data_path(job.path);
         let file = OpenOptions::new()
             .create(true)
@@ -285,10 +251,7 @@ impl<'a, 'b> Receiver<'a, 'b> {
         match head.header("content-range") {
             Some(got) if got.trim() == want => {}
             got => {
-                return Err(format!(
-                    "asked for `{want}`, got `{}`",
-                    got.unwrap_or("nothing")
-                ));
+                return Err(format!("asked for `{want}`, got `{}`", got.unwrap_or("nothing")));
             }
         }
         match (&self.partial.etag, head.header("etag")) {
@@ -353,9 +316,7 @@ impl BodySink for Receiver<'_, '_> {
                 return self.stop(Stop::NoRange);
             }
             status => {
-                let retry = head
-                    .header("retry-after")
-                    .and_then(|v| v.trim().parse().ok());
+                let retry = head.header("retry-after").and_then(|v| v.trim().parse().ok());
                 return self.stop(Stop::Status(status, retry));
             }
         }
@@ -366,9 +327,7 @@ impl BodySink for Receiver<'_, '_> {
     }
 
     fn data(&mut self, mut block: &[u8]) -> Flow {
-        self.job
-            .fetched_bytes
-            .fetch_add(block.len() as u64, Ordering::Relaxed);
+        self.job.fetched_bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
         while !block.is_empty() {
             if self.at >= self.end {
                 // Excess bytes: everything asked for is there, the rest is never written.

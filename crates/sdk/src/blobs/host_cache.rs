@@ -23,11 +23,7 @@ pub struct HostCache {
 impl HostCache {
     /// A cache in `dir`, filled through `inner`.
     pub fn new(inner: HttpBlobs, dir: impl Into<PathBuf>) -> Self {
-        Self {
-            inner,
-            dir: dir.into(),
-            blobs: Mutex::new(HashMap::new()),
-        }
+        Self { inner, dir: dir.into(), blobs: Mutex::new(HashMap::new()) }
     }
 
     /// Body bytes received so far.
@@ -56,12 +52,7 @@ impl BlobControl for HostControl {
 
 #[async_trait::async_trait]
 impl BlobSource for HostCache {
-    async fn obtain(
-        &self,
-        blob: &Blob,
-        _own: &Path,
-        _control: &dyn BlobControl,
-    ) -> Result<Go<PathBuf>, SdkError> {
+    async fn obtain(&self, blob: &Blob, _own: &Path, _control: &dyn BlobControl) -> Result<Go<PathBuf>, SdkError> {
         let path = self.dir.join(file_name(blob));
         let entry = self.entry(blob.sha256);
         let mut verified = entry.lock().await;

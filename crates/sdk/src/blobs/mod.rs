@@ -54,12 +54,7 @@ pub trait BlobSource: Send + Sync {
     ///
     /// # Errors
     /// [`SdkError::Refused`] when the bytes do not match, else network and storage errors.
-    async fn obtain(
-        &self,
-        blob: &Blob,
-        own: &Path,
-        control: &dyn BlobControl,
-    ) -> Result<Go<PathBuf>, SdkError>;
+    async fn obtain(&self, blob: &Blob, own: &Path, control: &dyn BlobControl) -> Result<Go<PathBuf>, SdkError>;
 
     /// Bytes that [`BlobSource::obtain`] would have to fetch onto this device's storage.
     fn missing_bytes(&self, blob: &Blob, own: &Path) -> u64;
@@ -117,12 +112,7 @@ impl HttpBlobs {
 
 #[async_trait::async_trait]
 impl BlobSource for HttpBlobs {
-    async fn obtain(
-        &self,
-        blob: &Blob,
-        own: &Path,
-        control: &dyn BlobControl,
-    ) -> Result<Go<PathBuf>, SdkError> {
+    async fn obtain(&self, blob: &Blob, own: &Path, control: &dyn BlobControl) -> Result<Go<PathBuf>, SdkError> {
         let path = self.path(blob, own);
         if present(&path, blob) {
             return Ok(Go::Done(path));

@@ -62,18 +62,12 @@ impl Partial {
     }
 
     pub(super) fn is_done(&self, chunk: usize) -> bool {
-        self.bits
-            .get(chunk / 8)
-            .is_some_and(|b| b & (1 << (chunk % 8)) != 0)
+        self.bits.get(chunk / 8).is_some_and(|b| b & (1 << (chunk % 8)) != 0)
     }
 
     pub(super) fn set(&mut self, chunk: usize, done: bool) {
         if let Some(b) = self.bits.get_mut(chunk / 8) {
-            if done {
-                *b |= 1 << (chunk % 8)
-            } else {
-                *b &= !(1 << (chunk % 8))
-            }
+            if done { *b |= 1 << (chunk % 8) } else { *b &= !(1 << (chunk % 8)) }
         }
     }
 

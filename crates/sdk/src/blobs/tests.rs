@@ -41,10 +41,7 @@ fn setup(bytes: &[u8]) -> (MemoryHttp, HttpBlobs, Blob, tempfile::TempDir) {
 }
 
 fn run<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap()
-        .block_on(future)
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
 #[test]
@@ -59,15 +56,9 @@ fn empty_file_and_exact_multiples_work() {
     for len in [0, 1, CHUNK, CHUNK * 2, CHUNK * 2 + 1] {
         let bytes = content(len);
         let (_, source, blob, dir) = setup(&bytes);
-        let Go::Done(path) = run(source.obtain(&blob, dir.path(), &Free)).unwrap() else {
-            panic!()
-        };
+        let Go::Done(path) = run(source.obtain(&blob, dir.path(), &Free)).unwrap() else { panic!() };
         assert_eq!(std::fs::read(path).unwrap(), bytes);
-        assert_eq!(
-            std::fs::read_dir(dir.path()).unwrap().count(),
-            1,
-            "no side files stay"
-        );
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no side files stay");
     }
 }
 
@@ -84,15 +75,9 @@ fn chunk_damaged_on_disk_between_two_runs_is_fetched_again() {
     stored[CHUNK + 3] ^= 1;
     std::fs::write(&part, stored).unwrap();
     let before = http.body_bytes();
-    let Go::Done(path) = run(source.obtain(&blob, dir.path(), &Free)).unwrap() else {
-        panic!()
-    };
+    let Go::Done(path) = run(source.obtain(&blob, dir.path(), &Free)).unwrap() else { panic!() };
     assert_eq!(std::fs::read(path).unwrap(), bytes);
-    assert_eq!(
-        http.body_bytes() - before,
-        3 * CHUNK as u64,
-        "two missing chunks and the damaged one"
-    );
+    assert_eq!(http.body_bytes() - before, 3 * CHUNK as u64, "two missing chunks and the damaged one");
 }
 
 #[test]
@@ -104,9 +89,7 @@ fn side_car_of_another_file_is_not_believed() {
     let mut other = partial::Partial::new(&blob_of(&content(CHUNK * 2)));
     other.set(0, true);
     other.save(&path, Durability::Relaxed).unwrap();
-    let Go::Done(path) = run(source.obtain(&blob, dir.path(), &Free)).unwrap() else {
-        panic!()
-    };
+    let Go::Done(path) = run(source.obtain(&blob, dir.path(), &Free)).unwrap() else { panic!() };
     assert_eq!(std::fs::read(path).unwrap(), bytes);
 }
 

@@ -3,9 +3,7 @@
 use super::Device;
 use crate::error::SdkError;
 use chrono::{DateTime, Utc};
-use flywheel_types::wire::{
-    ContentV1, DeviceEventKind, EventV1, FeedbackV1, InteractionV1, RetrievedV1,
-};
+use flywheel_types::wire::{ContentV1, DeviceEventKind, EventV1, FeedbackV1, InteractionV1, RetrievedV1};
 use flywheel_types::{InteractionId, LabelKind, TemplateId};
 
 /// What the app knows about one answer; the core adds id, time, bundle and arm.
@@ -57,9 +55,9 @@ impl Device {
     /// [`SdkError::Usage`] when no bundle is active, else file errors.
     pub fn record_interaction(&mut self, answer: Answer) -> Result<InteractionId, SdkError> {
         let now = self.now();
-        let bundle = self.active_bundle().ok_or_else(|| {
-            SdkError::Usage("no bundle is active, so there is no answer to record".to_owned())
-        })?;
+        let bundle = self
+            .active_bundle()
+            .ok_or_else(|| SdkError::Usage("no bundle is active, so there is no answer to record".to_owned()))?;
         let interaction_id = self.new_interaction_id(now)?;
         let event = EventV1::Interaction(InteractionV1 {
             interaction_id: interaction_id.clone(),
@@ -110,12 +108,7 @@ impl Device {
         label: LabelKind,
         reason: Option<String>,
     ) -> Result<(), SdkError> {
-        let event = EventV1::Feedback(FeedbackV1 {
-            interaction_id,
-            at: self.now(),
-            label,
-            reason,
-        });
+        let event = EventV1::Feedback(FeedbackV1 { interaction_id, at: self.now(), label, reason });
         self.queue.append(std::slice::from_ref(&event), 0)
     }
 
@@ -124,17 +117,9 @@ impl Device {
     ///
     /// # Errors
     /// File errors.
-    pub fn record_crash(
-        &mut self,
-        out_of_memory: bool,
-        reason: Option<String>,
-    ) -> Result<(), SdkError> {
+    pub fn record_crash(&mut self, out_of_memory: bool, reason: Option<String>) -> Result<(), SdkError> {
         let (now, bundle) = (self.now(), self.active_bundle());
-        let event = if out_of_memory {
-            DeviceEventKind::OutOfMemory
-        } else {
-            DeviceEventKind::Crashed
-        };
+        let event = if out_of_memory { DeviceEventKind::OutOfMemory } else { DeviceEventKind::Crashed };
         self.transition(|s| s.report(now, event, bundle, reason))
     }
 

@@ -47,11 +47,7 @@ impl Device {
         let manifest = self.manifest_for(&entry, verified).await?;
         let facts = self.env.host.facts();
         let build = manifest.build_for(&facts).ok_or_else(|| {
-            SdkError::refused(
-                format!("bundle {bundle}"),
-                "no_build",
-                "it has no build for this device",
-            )
+            SdkError::refused(format!("bundle {bundle}"), "no_build", "it has no build for this device")
         })?;
         let mut wait = self.obtain(build).await?;
         if matches!(wait, Some(Wait::Space { .. })) && self.give_up_previous(keep)? {
@@ -61,23 +57,14 @@ impl Device {
             return Ok(UpdateOutcome::Waiting(wait));
         }
         let now = self.now();
-        let slot = Slot::new(
-            bundle,
-            self.state.next_install_no,
-            entry.security_epoch,
-            &manifest.health,
-        );
+        let slot = Slot::new(bundle, self.state.next_install_no, entry.security_epoch, &manifest.health);
         self.transition(|s| s.installed(slot, decision, keep, now))?;
         self.collect_garbage(false);
         Ok(UpdateOutcome::Installed { bundle })
     }
 
     /// Brings back files of the active bundle that vanished or were cut (a cleaner app, a crash of the machine).
-    pub(super) async fn repair(
-        &mut self,
-        bundle: Digest,
-        verified: &VerifiedState,
-    ) -> Result<UpdateOutcome, SdkError> {
+    pub(super) async fn repair(&mut self, bundle: Digest, verified: &VerifiedState) -> Result<UpdateOutcome, SdkError> {
         tracing::warn!(%bundle, "files of the active bundle are missing; they are fetched again");
         let entry = self.metadata.installable(&bundle, self.now())?;
         let manifest = self.manifest_for(&entry, verified).await?;
@@ -98,65 +85,39 @@ impl Device {
         };
         let own = self.blob_dir();
         // No build for today's facts: nothing that a download could bring back.
-        manifest
-            .build_for(&self.env.host.facts())
-            .is_none_or(|build| {
-                build.artefacts.iter().all(|a| {
-                    std::fs::metadata(self.env.blobs.path(a, &own))
-                        .is_ok_and(|m| m.len() == a.length)
-                })
-            })
+        manifest.build_for(&self.env.host.facts()).is_none_or(|build| {
+            build
+                .artefacts
+                .iter()
+                .all(|a| std::fs::metadata(self.env.blobs.path(a, &own)).is_ok_and(|m| m.len() == a.length))
+        })
     }
 
     /// The manifest, verified against the catalog and stored; the stored copy is used when there is one.
-    async fn manifest_for(
-        &mut self,
-        entry: &CatalogEntry,
-        verified: &VerifiedState,
-    ) -> Result<ManifestV1, SdkError> {
+    async fn manifest_for(&mut self, entry: &CatalogEntry, verified: &VerifiedState) -> Result<ManifestV1, SdkError> {
         let check = |bytes: &[u8]| {
-            verify_manifest(bytes, entry, verified).map_err(|e| {
-                SdkError::refused(
-                    format!("the manifest of bundle {}", entry.bundle),
-                    e.code(),
-                    e,
-                )
-            })
+            verify_manifest(bytes, entry, verified)
+                .map_err(|e| SdkError::refused(format!("the manifest of bundle {}", entry.bundle), e.code(), e))
         };
         if let Some(bytes) = files::read(&self.manifest_path(&entry.bundle))?
             && let Ok(manifest) = check(&bytes)
         {
             return Ok(manifest);
         }
-        let bytes = self
-            .metadata
-            .file(self.env.transport.as_ref(), &entry.location, entry.length)
-            .await?;
+        let bytes = self.metadata.file(self.env.transport.as_ref(), &entry.location, entry.length).await?;
         let manifest = check(&bytes)?;
         files::create_dir(&self.config.dir.join("bundles"))?;
-        files::replace(
-            &self.manifest_path(&entry.bundle),
-            &bytes,
-            self.config.durability,
-        )?;
+        files::replace(&self.manifest_path(&entry.bundle), &bytes, self.config.durability)?;
         Ok(manifest)
     }
 
     /// Makes every artefact of the build available.
     async fn obtain(&mut self, build: &BuildV1) -> Result<Option<Wait>, SdkError> {
         let own = self.blob_dir();
-        let mut left: u64 = build
-            .artefacts
-            .iter()
-            .map(|a| self.env.blobs.missing_bytes(a, &own))
-            .sum();
+        let mut left: u64 = build.artefacts.iter().map(|a| self.env.blobs.missing_bytes(a, &own)).sum();
         for artefact in &build.artefacts {
             left = left.saturating_sub(self.env.blobs.missing_bytes(artefact, &own));
-            let control = Control {
-                host: Arc::clone(&self.env.host),
-                policy: self.config.download,
-                later_bytes: left,
-            };
+            let control = Control { host: Arc::clone(&self.env.host), policy: self.config.download, later_bytes: left };
             match self.env.blobs.obtain(artefact, &own, &control).await? {
                 Go::Done(_) => {}
                 Go::Wait(wait) => return Ok(Some(wait)),
@@ -183,10 +144,7 @@ impl Device {
     /// cost space, so they are logged.
     fn collect_garbage(&self, keep_partials: bool) {
         let mut keep = BTreeSet::new();
-        for slot in [&self.state.active, &self.state.previous]
-            .into_iter()
-            .flatten()
-        {
+        for slot in [&self.state.active, &self.state.previous].into_iter().flatten() {
             keep.insert(format!("{}.json", slot.bundle));
             match self.read_manifest(&slot.bundle) {
                 Ok(Some(manifest)) => keep.extend(manifest.files().into_iter().map(file_name)),

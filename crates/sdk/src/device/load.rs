@@ -57,11 +57,7 @@ impl Device {
         LoadPlan::Run(InstalledBundle {
             bundle: slot.bundle,
             manifest: Arc::clone(manifest),
-            files: build
-                .artefacts
-                .iter()
-                .map(|a| self.env.blobs.path(a, &own))
-                .collect(),
+            files: build.artefacts.iter().map(|a| self.env.blobs.path(a, &own)).collect(),
             on_trial: slot.confirmed_at.is_none(),
         })
     }
@@ -93,23 +89,12 @@ impl Device {
     ///
     /// # Errors
     /// The state could not be stored.
-    pub fn load_failed(
-        &mut self,
-        reason: &str,
-        out_of_memory: bool,
-    ) -> Result<LoadOutcome, SdkError> {
+    pub fn load_failed(&mut self, reason: &str, out_of_memory: bool) -> Result<LoadOutcome, SdkError> {
         let now = self.now();
         let before = self.state.active.as_ref().map(|s| s.bundle);
-        let event = if out_of_memory {
-            DeviceEventKind::OutOfMemory
-        } else {
-            DeviceEventKind::LoadFailed
-        };
+        let event = if out_of_memory { DeviceEventKind::OutOfMemory } else { DeviceEventKind::LoadFailed };
         self.transition(|s| s.load_failed(reason.to_owned(), event, now))?;
         let active = self.state.active.as_ref().map(|s| s.bundle);
-        Ok(LoadOutcome {
-            fell_back: active != before,
-            active,
-        })
+        Ok(LoadOutcome { fell_back: active != before, active })
     }
 }

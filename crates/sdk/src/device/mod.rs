@@ -65,15 +65,8 @@ impl Device {
     /// [`SdkError::Corrupt`] for a damaged install key, and file errors.
     pub fn open(config: DeviceConfig, mut env: Env) -> Result<Self, SdkError> {
         files::create_dir(&config.dir)?;
-        let lock = config
-            .exclusive
-            .then(|| files::lock(&config.dir))
-            .transpose()?;
-        let identity = Identity::load_or_create(
-            &config.dir.join("install.key"),
-            &mut *env.rng,
-            config.durability,
-        )?;
+        let lock = config.exclusive.then(|| files::lock(&config.dir)).transpose()?;
+        let identity = Identity::load_or_create(&config.dir.join("install.key"), &mut *env.rng, config.durability)?;
         let queue = Queue::open(&config.dir, config.durability, config.queue)?;
         let mut state = read_state(&config.dir.join("state.json"))?;
         // A state that was lost must not begin with report numbers the queue knows already.
@@ -83,10 +76,7 @@ impl Device {
         let metadata = Metadata::open(&config)?;
         let index = read_index(&config)?;
         let new_backoff = |base_s| Backoff::new(base_s, config.upload.backoff_cap_s);
-        let (polls, uploads) = (
-            new_backoff(config.upload.backoff_base_s),
-            new_backoff(config.upload.backoff_base_s),
-        );
+        let (polls, uploads) = (new_backoff(config.upload.backoff_base_s), new_backoff(config.upload.backoff_base_s));
         let installs = new_backoff(INSTALL_PAUSE_S);
         let batch_events = config.upload.max_batch_events;
         let mut device = Self {
@@ -131,11 +121,7 @@ impl Device {
     /// Manifest digest of the bundle the device is meant to run; `None` for "no model".
     #[must_use]
     pub fn active_bundle(&self) -> Option<Digest> {
-        if self.state.off {
-            None
-        } else {
-            self.state.active.as_ref().map(|s| s.bundle)
-        }
+        if self.state.off { None } else { self.state.active.as_ref().map(|s| s.bundle) }
     }
 
     /// The bundle in the second slot.
@@ -147,10 +133,7 @@ impl Device {
     /// Whether the active bundle was loaded and probed since it became active.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
-        self.state
-            .active
-            .as_ref()
-            .is_some_and(|s| s.confirmed_at.is_some())
+        self.state.active.as_ref().is_some_and(|s| s.confirmed_at.is_some())
     }
 
     /// The arm of the newest assignment this device has seen.
@@ -187,10 +170,7 @@ impl Device {
     }
 
     fn manifest_path(&self, bundle: &Digest) -> PathBuf {
-        self.config
-            .dir
-            .join("bundles")
-            .join(format!("{bundle}.json"))
+        self.config.dir.join("bundles").join(format!("{bundle}.json"))
     }
 
     /// Computes a new state on a copy, stores it in one step, then queues its reports. On an error nothing changed.
@@ -201,13 +181,8 @@ impl Device {
             return Ok(out);
         }
         let json = serde_json::to_vec(&next).map_err(|e| SdkError::Usage(e.to_string()))?;
-        files::replace(
-            &self.config.dir.join("state.json"),
-            &json,
-            self.config.durability,
-        )?;
-        let bundle_changed =
-            next.active.as_ref().map(|s| s.bundle) != self.state.active.as_ref().map(|s| s.bundle);
+        files::replace(&self.config.dir.join("state.json"), &json, self.config.durability)?;
+        let bundle_changed = next.active.as_ref().map(|s| s.bundle) != self.state.active.as_ref().map(|s| s.bundle);
         self.state = next;
         if bundle_changed {
             self.load_manifest()?;
@@ -223,12 +198,7 @@ impl Device {
             return Ok(());
         };
         let first_no = first.no;
-        let events: Vec<EventV1> = self
-            .state
-            .reports
-            .iter()
-            .map(|r| EventV1::Device(r.event.clone()))
-            .collect();
+        let events: Vec<EventV1> = self.state.reports.iter().map(|r| EventV1::Device(r.event.clone())).collect();
         self.queue.append(&events, first_no)?;
         self.state.reports.clear();
         Ok(())
@@ -245,9 +215,7 @@ impl Device {
     /// The stored manifest of a bundle, when it is there and is the one its name says.
     fn read_manifest(&self, bundle: &Digest) -> Result<Option<Arc<ManifestV1>>, SdkError> {
         match files::read(&self.manifest_path(bundle))? {
-            Some(bytes) if Digest::of(&bytes) == *bundle => {
-                Ok(Some(self.env.shared.manifest(&bytes)?))
-            }
+            Some(bytes) if Digest::of(&bytes) == *bundle => Ok(Some(self.env.shared.manifest(&bytes)?)),
             _ => Ok(None),
         }
     }
@@ -262,13 +230,10 @@ fn read_state(path: &Path) -> Result<State, SdkError> {
     match serde_json::from_slice::<State>(&bytes) {
         Ok(state) if state.v == 1 => Ok(state),
         other => {
-            let why = other
-                .err()
-                .map_or("unknown version".to_owned(), |e| e.to_string());
+            let why = other.err().map_or("unknown version".to_owned(), |e| e.to_string());
             tracing::warn!(path = %path.display(), why, "the device state cannot be read; starting with empty slots");
             let aside = path.with_extension("bad");
-            std::fs::rename(path, &aside)
-                .map_err(|e| SdkError::io("putting a damaged file aside", path, e))?;
+            std::fs::rename(path, &aside).map_err(|e| SdkError::io("putting a damaged file aside", path, e))?;
             Ok(State::default())
         }
     }
@@ -280,7 +245,5 @@ fn read_index(config: &DeviceConfig) -> Result<IndexSnapshot, SdkError> {
         return Ok(IndexSnapshot::default());
     }
     let stored = files::read(&config.dir.join("index.json"))?;
-    Ok(stored
-        .and_then(|bytes| IndexSnapshot::default().apply(&bytes).ok())
-        .unwrap_or_default())
+    Ok(stored.and_then(|bytes| IndexSnapshot::default().apply(&bytes).ok()).unwrap_or_default())
 }

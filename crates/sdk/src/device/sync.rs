@@ -29,11 +29,7 @@ impl Device {
         let mut head = read_head(&answer)?;
         if head.index_version < from.version() {
             // The server began anew (a restored backup): so do we.
-            tracing::warn!(
-                ours = from.version(),
-                theirs = head.index_version,
-                "the index is fetched again"
-            );
+            tracing::warn!(ours = from.version(), theirs = head.index_version, "the index is fetched again");
             from = Arc::new(IndexSnapshot::default());
             answer = self.index_changes(0).await?;
             head = read_head(&answer)?;
@@ -44,11 +40,7 @@ impl Device {
         let next = self.env.shared.index_step(&from, &answer)?;
         if self.config.index == IndexStorage::File {
             let bytes = to_bytes(&next.to_answer())?;
-            files::replace(
-                &self.config.dir.join("index.json"),
-                &bytes,
-                self.config.durability,
-            )?;
+            files::replace(&self.config.dir.join("index.json"), &bytes, self.config.durability)?;
         }
         self.index = next;
         Ok(true)
@@ -56,39 +48,23 @@ impl Device {
 
     async fn index_changes(&mut self, since: u64) -> Result<bytes::Bytes, SdkError> {
         let what = || "fetching index changes".to_owned();
-        let request = HttpRequest::get(format!(
-            "{}/v1/index/changes?since={since}",
-            self.config.base_url
-        ))
-        .header(INGEST_KEY_HEADER, self.config.ingest_key.clone());
+        let request = HttpRequest::get(format!("{}/v1/index/changes?since={since}", self.config.base_url))
+            .header(INGEST_KEY_HEADER, self.config.ingest_key.clone());
         let answer = fetch(self.env.transport.as_ref(), request, MAX_CHANGES_BYTES)
             .await
-            .map_err(|source| SdkError::Transport {
-                what: what(),
-                source,
-            })?;
+            .map_err(|source| SdkError::Transport { what: what(), source })?;
         match answer.head.status {
             200 => Ok(answer.body),
             status => {
-                let retry = answer
-                    .head
-                    .header("retry-after")
-                    .and_then(|v| retry_after_s(v, self.now()));
-                Err(SdkError::Status {
-                    what: what(),
-                    status,
-                    retry_after_s: retry,
-                })
+                let retry = answer.head.header("retry-after").and_then(|v| retry_after_s(v, self.now()));
+                Err(SdkError::Status { what: what(), status, retry_after_s: retry })
             }
         }
     }
 }
 
 fn malformed(e: &serde_json::Error) -> SdkError {
-    SdkError::Malformed {
-        what: "the index changes".into(),
-        why: e.to_string(),
-    }
+    SdkError::Malformed { what: "the index changes".into(), why: e.to_string() }
 }
 
 fn read_head(answer: &[u8]) -> Result<Head, SdkError> {

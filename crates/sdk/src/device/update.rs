@@ -23,10 +23,7 @@ pub enum UpdateOutcome {
     /// It should run something else, and waits for better conditions; what was downloaded is kept.
     Waiting(Wait),
     /// The assigned bundle failed here before.
-    Blocked {
-        bundle: Digest,
-        retry_at: Option<DateTime<Utc>>,
-    },
+    Blocked { bundle: Digest, retry_at: Option<DateTime<Utc>> },
     /// The other slot became active: a rollback, or forward again. No download. Load it now.
     Switched { bundle: Digest },
     /// A new bundle is active. Load it now.
@@ -60,11 +57,7 @@ impl Device {
     }
 
     async fn poll(&mut self, now: DateTime<Utc>) -> Result<(), SdkError> {
-        match self
-            .metadata
-            .refresh(self.env.transport.as_ref(), now)
-            .await
-        {
+        match self.metadata.refresh(self.env.transport.as_ref(), now).await {
             Ok(_) => {
                 self.polls.succeeded();
                 let due = self.next_poll(now);
@@ -89,9 +82,8 @@ impl Device {
     }
 
     fn next_poll(&mut self, now: DateTime<Utc>) -> DateTime<Utc> {
-        let (poll_s, jitter_pct) = self.metadata.state().map_or((3600, 10), |s| {
-            (s.assignment.poll_s, s.assignment.jitter_pct)
-        });
+        let (poll_s, jitter_pct) =
+            self.metadata.state().map_or((3600, 10), |s| (s.assignment.poll_s, s.assignment.jitter_pct));
         let base_ms = i64::from(poll_s.clamp(POLL_MIN_S, POLL_MAX_S)) * 1000;
         let spread_ms = base_ms * i64::from(jitter_pct.min(100)) / 100;
         now + Duration::milliseconds(base_ms + self.env.rng.random_range(-spread_ms..=spread_ms))
@@ -105,8 +97,7 @@ impl Device {
     ) -> Result<UpdateOutcome, SdkError> {
         let facts = self.env.host.facts();
         let (install, assignment) = (self.identity.install_id(), &verified.assignment);
-        let decision =
-            assignment.decide_joined(&install, &facts, |id| self.state.joined.contains(id));
+        let decision = assignment.decide_joined(&install, &facts, |id| self.state.joined.contains(id));
         let rollout = rollout_of(assignment, &decision, &install);
         let floor = self.metadata.epoch_floor();
         self.transition(|s| {
@@ -120,9 +111,7 @@ impl Device {
         let outcome = match self.state.step(&decision, now, &self.config.failure) {
             Step::Nothing if self.is_complete() => return Ok(UpdateOutcome::Current),
             Step::Nothing | Step::Install(_) if pause.is_some() => {
-                return Ok(pause.map_or(UpdateOutcome::Current, |until| {
-                    UpdateOutcome::Waiting(Wait::Until(until))
-                }));
+                return Ok(pause.map_or(UpdateOutcome::Current, |until| UpdateOutcome::Waiting(Wait::Until(until))));
             }
             Step::Nothing => self.repair(bundle, verified).await,
             Step::Blocked { retry_at } => return Ok(UpdateOutcome::Blocked { bundle, retry_at }),
@@ -149,12 +138,7 @@ impl Device {
         outcome
     }
 
-    fn switch(
-        &mut self,
-        bundle: Digest,
-        decision: &Decision,
-        now: DateTime<Utc>,
-    ) -> Result<UpdateOutcome, SdkError> {
+    fn switch(&mut self, bundle: Digest, decision: &Decision, now: DateTime<Utc>) -> Result<UpdateOutcome, SdkError> {
         self.metadata.installable(&bundle, now)?;
         self.transition(|s| s.switch_back(decision, now))?;
         Ok(UpdateOutcome::Switched { bundle })
@@ -170,12 +154,6 @@ fn rollout_of<'a>(
     if let Some((id, _, _)) = &decision.arm {
         return assignment.rollouts.iter().find(|r| r.rollout_id == *id);
     }
-    let ring = |r: &&RolloutAssignmentV1| {
-        r.ring.contains(install) && Some(r.treatment_bundle) == decision.bundle
-    };
-    if assignment.pins.contains_key(install) {
-        None
-    } else {
-        assignment.rollouts.iter().find(ring)
-    }
+    let ring = |r: &&RolloutAssignmentV1| r.ring.contains(install) && Some(r.treatment_bundle) == decision.bundle;
+    if assignment.pins.contains_key(install) { None } else { assignment.rollouts.iter().find(ring) }
 }

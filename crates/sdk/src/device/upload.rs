@@ -11,9 +11,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use flywheel_types::wire::{
-    ErrorBodyV1, INGEST_KEY_HEADER, IngestAckV1, PUBLIC_KEY_HEADER, SIGNATURE_HEADER,
-};
+use flywheel_types::wire::{ErrorBodyV1, INGEST_KEY_HEADER, IngestAckV1, PUBLIC_KEY_HEADER, SIGNATURE_HEADER};
 use std::io::Write as _;
 
 /// Bodies below this stay as they are: compression would not save a packet.
@@ -67,15 +65,8 @@ impl Device {
                 break;
             }
             let facts = self.env.host.facts();
-            let stamp = BatchStamp {
-                install: self.identity.install_id(),
-                now,
-                facts: &facts,
-            };
-            let Some(batch) = self
-                .queue
-                .batch(&self.config.upload, self.batch_events, &stamp)?
-            else {
+            let stamp = BatchStamp { install: self.identity.install_id(), now, facts: &facts };
+            let Some(batch) = self.queue.batch(&self.config.upload, self.batch_events, &stamp)? else {
                 break;
             };
             let fate = self.send(&batch).await;
@@ -87,12 +78,7 @@ impl Device {
     }
 
     /// Writes down what became of a batch; false ends this call.
-    fn settle(
-        &mut self,
-        batch: &Batch,
-        fate: Fate,
-        out: &mut UploadOutcome,
-    ) -> Result<bool, SdkError> {
+    fn settle(&mut self, batch: &Batch, fate: Fate, out: &mut UploadOutcome) -> Result<bool, SdkError> {
         match fate {
             Fate::Acked(ack) => {
                 self.queue.acked(batch.seq)?;
@@ -117,12 +103,7 @@ impl Device {
                 self.queue.refused(batch.seq, "too_large")?;
             }
             Fate::Refused { reason } => {
-                tracing::warn!(
-                    seq = batch.seq,
-                    events = batch.events,
-                    reason,
-                    "the server refused a batch for good"
-                );
+                tracing::warn!(seq = batch.seq, events = batch.events, reason, "the server refused a batch for good");
                 out.refused_events += batch.events as u64;
                 self.queue.refused(batch.seq, &reason)?;
                 // One refusal a call: a server that refuses everything must not be asked in a loop.
@@ -153,9 +134,7 @@ impl Device {
             Ok(answer) => fate(&answer, self.now()),
             Err(e) => {
                 tracing::debug!(error = %e, seq = batch.seq, "upload failed");
-                Fate::Later {
-                    retry_after_s: None,
-                }
+                Fate::Later { retry_after_s: None }
             }
         }
     }
@@ -175,29 +154,16 @@ impl Device {
 /// Reads an answer. Statuses that another configuration of the server can change (credentials, a proxy that is not
 /// there yet) are tried again; the queue's bounds limit what that costs.
 fn fate(answer: &HttpResponse, now: DateTime<Utc>) -> Fate {
-    let retry = || {
-        answer
-            .head
-            .header("retry-after")
-            .and_then(|v| retry_after_s(v, now))
-    };
+    let retry = || answer.head.header("retry-after").and_then(|v| retry_after_s(v, now));
     match answer.head.status {
         200..=299 => Fate::Acked(serde_json::from_slice(&answer.body).unwrap_or_default()),
         413 => Fate::TooLarge,
-        401 | 403 | 404 | 407 | 408 | 425 | 429 => Fate::Later {
-            retry_after_s: retry(),
-        },
+        401 | 403 | 404 | 407 | 408 | 425 | 429 => Fate::Later { retry_after_s: retry() },
         status @ 400..=499 => {
             let body: Option<ErrorBodyV1> = serde_json::from_slice(&answer.body).ok();
-            let code = body
-                .map(|b| b.code)
-                .filter(|c| c.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
-            Fate::Refused {
-                reason: code.unwrap_or_else(|| format!("http_{status}")),
-            }
+            let code = body.map(|b| b.code).filter(|c| c.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
+            Fate::Refused { reason: code.unwrap_or_else(|| format!("http_{status}")) }
         }
-        _ => Fate::Later {
-            retry_after_s: retry(),
-        },
+        _ => Fate::Later { retry_after_s: retry() },
     }
 }

@@ -10,18 +10,9 @@ pub(super) enum Record {
     /// First record of every file: JSON of the queue's counters.
     Base(Vec<u8>),
     /// A queued event: local number, number of the durable report it stems from (0 = none), interaction or not, JSON.
-    Event {
-        no: u64,
-        report: u64,
-        interaction: bool,
-        json: Vec<u8>,
-    },
+    Event { no: u64, report: u64, interaction: bool, json: Vec<u8> },
     /// A batch was formed: its events left the queue, its body is fixed from here on.
-    Batch {
-        seq: u64,
-        events: Vec<u64>,
-        body: Vec<u8>,
-    },
+    Batch { seq: u64, events: Vec<u64>, body: Vec<u8> },
     /// The batch was acknowledged.
     Acked { seq: u64 },
     /// The batch will never be accepted; JSON of the counters after adding what was lost.
@@ -48,12 +39,7 @@ impl Record {
                 p.push(1);
                 p.extend_from_slice(json);
             }
-            Self::Event {
-                no,
-                report,
-                interaction,
-                json,
-            } => {
+            Self::Event { no, report, interaction, json } => {
                 p.push(2);
                 p.extend_from_slice(&no.to_le_bytes());
                 p.extend_from_slice(&report.to_le_bytes());
@@ -96,27 +82,12 @@ impl Record {
         let mut r = Reader(payload);
         Some(match r.u8()? {
             1 => Self::Base(r.rest()),
-            2 => Self::Event {
-                no: r.u64()?,
-                report: r.u64()?,
-                interaction: r.u8()? == 1,
-                json: r.rest(),
-            },
-            3 => Self::Batch {
-                seq: r.u64()?,
-                events: r.list()?,
-                body: r.rest(),
-            },
+            2 => Self::Event { no: r.u64()?, report: r.u64()?, interaction: r.u8()? == 1, json: r.rest() },
+            3 => Self::Batch { seq: r.u64()?, events: r.list()?, body: r.rest() },
             4 => Self::Acked { seq: r.u64()? },
-            5 => Self::Refused {
-                seq: r.u64()?,
-                counters: r.rest(),
-            },
+            5 => Self::Refused { seq: r.u64()?, counters: r.rest() },
             6 => Self::Split { seq: r.u64()? },
-            7 => Self::Dropped {
-                events: r.list()?,
-                counters: r.rest(),
-            },
+            7 => Self::Dropped { events: r.list()?, counters: r.rest() },
             _ => return None,
         })
     }
@@ -155,10 +126,7 @@ pub(super) fn replay(bytes: &[u8]) -> (Vec<Record>, usize) {
     while let Some((header, rest)) = bytes[at..].split_first_chunk::<8>() {
         let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
         let crc = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
-        if length > MAX_RECORD_BYTES
-            || rest.len() < length
-            || crc32fast::hash(&rest[..length]) != crc
-        {
+        if length > MAX_RECORD_BYTES || rest.len() < length || crc32fast::hash(&rest[..length]) != crc {
             break;
         }
         let Some(record) = Record::decode(&rest[..length]) else {
@@ -178,27 +146,12 @@ mod tests {
     fn samples() -> Vec<Record> {
         vec![
             Record::Base(b"{}".to_vec()),
-            Record::Event {
-                no: 1,
-                report: 9,
-                interaction: true,
-                json: b"{\"a\":1}".to_vec(),
-            },
-            Record::Batch {
-                seq: 4,
-                events: vec![1, 2, 3],
-                body: b"body".to_vec(),
-            },
+            Record::Event { no: 1, report: 9, interaction: true, json: b"{\"a\":1}".to_vec() },
+            Record::Batch { seq: 4, events: vec![1, 2, 3], body: b"body".to_vec() },
             Record::Acked { seq: 4 },
-            Record::Refused {
-                seq: 5,
-                counters: b"{}".to_vec(),
-            },
+            Record::Refused { seq: 5, counters: b"{}".to_vec() },
             Record::Split { seq: 6 },
-            Record::Dropped {
-                events: vec![7],
-                counters: vec![],
-            },
+            Record::Dropped { events: vec![7], counters: vec![] },
         ]
     }
 

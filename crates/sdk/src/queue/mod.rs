@@ -90,28 +90,18 @@ pub(crate) struct Queue {
 }
 
 fn parse_events(body: &[u8]) -> Vec<Box<RawValue>> {
-    serde_json::from_slice::<BatchEvents>(body)
-        .map(|b| b.events)
-        .unwrap_or_default()
+    serde_json::from_slice::<BatchEvents>(body).map(|b| b.events).unwrap_or_default()
 }
 
 impl Queue {
     /// Opens the queue stored as `<dir>/queue.log` and `<dir>/queue.seq`.
-    pub(crate) fn open(
-        dir: &std::path::Path,
-        durability: Durability,
-        limits: QueueLimits,
-    ) -> Result<Self, SdkError> {
+    pub(crate) fn open(dir: &std::path::Path, durability: Durability, limits: QueueLimits) -> Result<Self, SdkError> {
         let mut queue = Self {
             path: dir.join("queue.log"),
             seq_path: dir.join("queue.seq"),
             durability,
             limits,
-            counters: Counters {
-                next_seq: 1,
-                next_event: 1,
-                ..Counters::default()
-            },
+            counters: Counters { next_seq: 1, next_event: 1, ..Counters::default() },
             pending: VecDeque::new(),
             pending_bytes: 0,
             in_flight: None,
@@ -127,8 +117,7 @@ impl Queue {
         }
         queue.log_bytes = bytes.len() as u64;
         // A reservation that cannot be read is replaced by a jump no device makes by itself.
-        let reserved =
-            stored_seq.map(|b| decode_seq(&b).unwrap_or(queue.counters.next_seq + SEQ_JUMP));
+        let reserved = stored_seq.map(|b| decode_seq(&b).unwrap_or(queue.counters.next_seq + SEQ_JUMP));
         queue.reserved_seq = reserved.unwrap_or(queue.counters.next_seq);
         if !whole {
             queue.recover(good < bytes.len(), reserved)?;
@@ -150,35 +139,20 @@ impl Queue {
     fn apply(&mut self, record: Record) -> Result<(), SdkError> {
         match record {
             Record::Base(json) => {
-                self.counters = serde_json::from_slice(&json).map_err(|e| SdkError::Corrupt {
-                    path: self.path.clone(),
-                    why: e.to_string(),
-                })?;
+                self.counters = serde_json::from_slice(&json)
+                    .map_err(|e| SdkError::Corrupt { path: self.path.clone(), why: e.to_string() })?;
             }
-            Record::Event {
-                no,
-                report,
-                interaction,
-                json,
-            } => {
+            Record::Event { no, report, interaction, json } => {
                 let text = String::from_utf8_lossy(&json).into_owned();
                 self.counters.next_event = self.counters.next_event.max(no + 1);
                 self.counters.last_report = self.counters.last_report.max(report);
-                self.push(Queued {
-                    no,
-                    interaction,
-                    json: text.into_boxed_str(),
-                });
+                self.push(Queued { no, interaction, json: text.into_boxed_str() });
             }
             Record::Batch { seq, events, body } => {
                 self.remove(&events);
                 self.counters.next_seq = self.counters.next_seq.max(seq + 1);
                 self.counters.dropped.clear();
-                self.in_flight = Some(Batch {
-                    seq,
-                    events: parse_events(&body).len(),
-                    body: body.into(),
-                });
+                self.in_flight = Some(Batch { seq, events: parse_events(&body).len(), body: body.into() });
             }
             Record::Acked { .. } => self.in_flight = None,
             Record::Refused { counters, .. } => {
@@ -228,24 +202,14 @@ impl Queue {
         let mut records = Vec::with_capacity(events.len());
         let mut no = self.counters.next_event;
         for (i, event) in events.iter().enumerate() {
-            let report = if first_report == 0 {
-                0
-            } else {
-                first_report + i as u64
-            };
+            let report = if first_report == 0 { 0 } else { first_report + i as u64 };
             if report != 0 && report <= self.counters.last_report {
                 continue;
             }
-            let json = serde_json::to_vec(event).map_err(|e| {
-                SdkError::Usage(format!("the event cannot be written as JSON: {e}"))
-            })?;
+            let json = serde_json::to_vec(event)
+                .map_err(|e| SdkError::Usage(format!("the event cannot be written as JSON: {e}")))?;
             let interaction = matches!(event, EventV1::Interaction(_));
-            records.push(Record::Event {
-                no,
-                report,
-                interaction,
-                json,
-            });
+            records.push(Record::Event { no, report, interaction, json });
             no += 1;
         }
         if records.is_empty() {
@@ -267,11 +231,7 @@ impl Queue {
         }
         let mut numbers = Vec::new();
         for interactions in [true, false] {
-            for e in self
-                .pending
-                .iter()
-                .filter(|e| e.interaction == interactions)
-            {
+            for e in self.pending.iter().filter(|e| e.interaction == interactions) {
                 if over_events == 0 && over_bytes == 0 {
                     break;
                 }
@@ -284,10 +244,7 @@ impl Queue {
         let mut dropped = self.counters.dropped.clone();
         *dropped.entry("queue_full".into()).or_default() += numbers.len() as u64;
         let counters = serde_json::to_vec(&dropped).unwrap_or_default();
-        let record = Record::Dropped {
-            events: numbers,
-            counters,
-        };
+        let record = Record::Dropped { events: numbers, counters };
         self.write(std::slice::from_ref(&record))?;
         self.apply(record)
     }
@@ -303,29 +260,18 @@ impl Queue {
         max_events: usize,
         stamp: &BatchStamp<'_>,
     ) -> Result<Option<Batch>, SdkError> {
-        if self.in_flight.is_none()
-            && !(self.pending.is_empty() && self.counters.dropped.is_empty())
-        {
+        if self.in_flight.is_none() && !(self.pending.is_empty() && self.counters.dropped.is_empty()) {
             self.form(policy, max_events, stamp)?;
         }
         Ok(self.in_flight.clone())
     }
 
-    fn form(
-        &mut self,
-        policy: &UploadPolicy,
-        max_events: usize,
-        stamp: &BatchStamp<'_>,
-    ) -> Result<(), SdkError> {
+    fn form(&mut self, policy: &UploadPolicy, max_events: usize, stamp: &BatchStamp<'_>) -> Result<(), SdkError> {
         let seq = self.counters.next_seq;
         self.reserve(seq)?;
         let mut numbers = Vec::new();
         let mut bytes = 0;
-        for e in self
-            .pending
-            .iter()
-            .take(max_events.min(policy.max_batch_events).max(1))
-        {
+        for e in self.pending.iter().take(max_events.min(policy.max_batch_events).max(1)) {
             bytes += e.json.len();
             if !numbers.is_empty() && bytes > policy.max_batch_bytes {
                 break;
@@ -337,10 +283,7 @@ impl Queue {
         numbers.sort_unstable();
         let lost = self.lost_events(stamp.now)?;
         let lost: Vec<&RawValue> = lost.iter().map(AsRef::as_ref).collect();
-        let damaged = |e: serde_json::Error| SdkError::Corrupt {
-            path: self.path.clone(),
-            why: e.to_string(),
-        };
+        let damaged = |e: serde_json::Error| SdkError::Corrupt { path: self.path.clone(), why: e.to_string() };
         let mut events = Vec::with_capacity(taken + lost.len());
         for e in self.pending.iter().take(taken) {
             events.push(serde_json::from_str::<&RawValue>(&e.json).map_err(damaged)?);
@@ -357,11 +300,7 @@ impl Queue {
             events,
         };
         let body = serde_json::to_vec(&form).map_err(damaged)?;
-        let record = Record::Batch {
-            seq,
-            events: numbers,
-            body,
-        };
+        let record = Record::Batch { seq, events: numbers, body };
         self.write(std::slice::from_ref(&record))?;
         self.apply(record)?;
         debug_assert_eq!(self.in_flight.as_ref().map(|b| b.events), Some(count));
@@ -413,9 +352,7 @@ impl Queue {
         let mut dropped = self.counters.dropped.clone();
         for raw in parse_events(&batch.body) {
             let (reason, count) = match serde_json::from_str::<EventV1>(raw.get()) {
-                Ok(EventV1::Device(d)) if d.event == DeviceEventKind::EventsDropped => {
-                    split_loss(d.reason)
-                }
+                Ok(EventV1::Device(d)) if d.event == DeviceEventKind::EventsDropped => split_loss(d.reason),
                 _ => (reason.to_owned(), 1),
             };
             *dropped.entry(reason).or_default() += count;
@@ -463,11 +400,7 @@ impl Queue {
 
     fn compact_if_worth_it(&mut self) -> Result<(), SdkError> {
         let live = self.pending_bytes + self.in_flight.as_ref().map_or(0, |b| b.body.len() as u64);
-        if self.log_bytes > COMPACT_BYTES && self.log_bytes > 2 * live {
-            self.compact()
-        } else {
-            Ok(())
-        }
+        if self.log_bytes > COMPACT_BYTES && self.log_bytes > 2 * live { self.compact() } else { Ok(()) }
     }
 
     fn compact(&mut self) -> Result<(), SdkError> {
@@ -476,34 +409,13 @@ impl Queue {
         self.counters.dropped = dropped;
         let mut out = Record::Base(base).encode();
         if let Some(b) = &self.in_flight {
-            out.extend(
-                Record::Batch {
-                    seq: b.seq,
-                    events: vec![],
-                    body: b.body.to_vec(),
-                }
-                .encode(),
-            );
+            out.extend(Record::Batch { seq: b.seq, events: vec![], body: b.body.to_vec() }.encode());
         }
         // After the batch, because a batch record clears the counters.
-        out.extend(
-            Record::Dropped {
-                events: vec![],
-                counters: self.dropped_json(),
-            }
-            .encode(),
-        );
+        out.extend(Record::Dropped { events: vec![], counters: self.dropped_json() }.encode());
         for e in &self.pending {
             let json = e.json.as_bytes().to_vec();
-            out.extend(
-                Record::Event {
-                    no: e.no,
-                    report: 0,
-                    interaction: e.interaction,
-                    json,
-                }
-                .encode(),
-            );
+            out.extend(Record::Event { no: e.no, report: 0, interaction: e.interaction, json }.encode());
         }
         files::replace(&self.path, &out, self.durability)?;
         self.log_bytes = out.len() as u64;

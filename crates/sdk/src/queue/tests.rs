@@ -42,18 +42,12 @@ fn open(dir: &Path) -> Queue {
 fn batch(q: &mut Queue, max: usize) -> Option<Batch> {
     let facts = DeviceFactsV1::default();
     let install = InstallId::of_public_key(&[1; 32]);
-    let stamp = BatchStamp {
-        install,
-        now: DateTime::UNIX_EPOCH,
-        facts: &facts,
-    };
+    let stamp = BatchStamp { install, now: DateTime::UNIX_EPOCH, facts: &facts };
     q.batch(&UploadPolicy::default(), max, &stamp).unwrap()
 }
 
 fn events(b: &Batch) -> Vec<EventV1> {
-    serde_json::from_slice::<EventBatchV1>(&b.body)
-        .unwrap()
-        .events
+    serde_json::from_slice::<EventBatchV1>(&b.body).unwrap().events
 }
 
 #[test]
@@ -66,10 +60,7 @@ fn a_batch_is_the_same_bytes_until_it_is_acknowledged() {
     assert_eq!(batch(&mut q, 100).unwrap(), first);
     let mut q = open(dir.path());
     assert_eq!(batch(&mut q, 100).unwrap(), first, "also after a restart");
-    assert_eq!(
-        (first.seq, events(&first)),
-        (1, vec![feedback(1), interaction(2)])
-    );
+    assert_eq!((first.seq, events(&first)), (1, vec![feedback(1), interaction(2)]));
     q.acked(1).unwrap();
     let second = batch(&mut open(dir.path()), 100).unwrap();
     assert_eq!((second.seq, events(&second)), (2, vec![feedback(3)]));
@@ -78,24 +69,15 @@ fn a_batch_is_the_same_bytes_until_it_is_acknowledged() {
 #[test]
 fn oldest_interactions_go_first_and_the_loss_is_reported() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = QueueLimits {
-        max_events: 3,
-        max_bytes: 1 << 20,
-    };
+    let limits = QueueLimits { max_events: 3, max_bytes: 1 << 20 };
     let mut q = Queue::open(dir.path(), Durability::Relaxed, limits).unwrap();
-    q.append(&[feedback(1), interaction(2), interaction(3)], 0)
-        .unwrap();
+    q.append(&[feedback(1), interaction(2), interaction(3)], 0).unwrap();
     q.append(&[feedback(4), interaction(5)], 0).unwrap();
     q.append(&[feedback(6)], 0).unwrap();
     let b = batch(&mut q, 100).unwrap();
     let mut got = events(&b);
-    let EventV1::Device(lost) = got.pop().unwrap() else {
-        panic!("the last event tells the loss")
-    };
-    assert_eq!(
-        (lost.event, lost.reason.as_deref()),
-        (DeviceEventKind::EventsDropped, Some("queue_full=3"))
-    );
+    let EventV1::Device(lost) = got.pop().unwrap() else { panic!("the last event tells the loss") };
+    assert_eq!((lost.event, lost.reason.as_deref()), (DeviceEventKind::EventsDropped, Some("queue_full=3")));
     assert_eq!(got, vec![feedback(1), feedback(4), feedback(6)]);
     // Refused for ever: the three events and the three lost before are counted again.
     q.refused(b.seq, "http_400").unwrap();
@@ -114,28 +96,21 @@ fn oldest_interactions_go_first_and_the_loss_is_reported() {
 #[test]
 fn byte_bound_holds() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = QueueLimits {
-        max_events: 1000,
-        max_bytes: 2000,
-    };
+    let limits = QueueLimits { max_events: 1000, max_bytes: 2000 };
     let mut q = Queue::open(dir.path(), Durability::Relaxed, limits).unwrap();
     for n in 0..200 {
         q.append(&[interaction(n)], 0).unwrap();
         assert!(q.pending_bytes <= 2000);
     }
     assert!(q.len() > 5);
-    assert!(
-        std::fs::metadata(&q.path).unwrap().len() < 3 * COMPACT_BYTES,
-        "the log does not grow for ever"
-    );
+    assert!(std::fs::metadata(&q.path).unwrap().len() < 3 * COMPACT_BYTES, "the log does not grow for ever");
 }
 
 #[test]
 fn too_large_batch_is_split_and_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let mut q = open(dir.path());
-    q.append(&(0..6).map(feedback).collect::<Vec<_>>(), 0)
-        .unwrap();
+    q.append(&(0..6).map(feedback).collect::<Vec<_>>(), 0).unwrap();
     let b = batch(&mut q, 100).unwrap();
     q.split(b.seq).unwrap();
     q.append(&[feedback(6)], 0).unwrap();
@@ -163,11 +138,7 @@ fn a_report_is_queued_once_whatever_crashes_between() {
     q.acked(b.seq).unwrap();
     let mut q = open(dir.path());
     q.append(&[crash(), feedback(1)], 1).unwrap();
-    assert_eq!(
-        (q.len(), q.last_report()),
-        (1, 2),
-        "report 1 was sent long ago, report 2 is new"
-    );
+    assert_eq!((q.len(), q.last_report()), (1, 2), "report 1 was sent long ago, report 2 is new");
 }
 
 #[test]

@@ -12,20 +12,12 @@ fn d(name: &str) -> Digest {
 }
 
 fn to(bundle: &str) -> Decision {
-    Decision {
-        bundle: Some(d(bundle)),
-        arm: None,
-        retry_failed: false,
-    }
+    Decision { bundle: Some(d(bundle)), arm: None, retry_failed: false }
 }
 
 fn in_rollout(bundle: &str, rollout: &str, retry_failed: bool) -> Decision {
     let arm = Some((RolloutId::new(rollout).unwrap(), 1, Arm::Treatment));
-    Decision {
-        bundle: Some(d(bundle)),
-        arm,
-        retry_failed,
-    }
+    Decision { bundle: Some(d(bundle)), arm, retry_failed }
 }
 
 fn slot(state: &State, bundle: &str) -> Slot {
@@ -64,30 +56,13 @@ fn one_death_in_the_load_window_is_reported_two_in_a_row_fall_back() {
     install(&mut s, &decision, "new", 10);
     s.load_begin(at(11));
     assert!(s.note_death_in_load(at(12)));
-    assert_eq!(
-        s.active.as_ref().unwrap().bundle,
-        d("new"),
-        "one death is not a failure"
-    );
+    assert_eq!(s.active.as_ref().unwrap().bundle, d("new"), "one death is not a failure");
     s.load_begin(at(13));
     s.note_death_in_load(at(14));
     assert_eq!(s.active.as_ref().unwrap().bundle, d("old"));
-    assert_eq!(
-        events(&s),
-        [
-            K::Exposed,
-            K::Downloaded,
-            K::Installed,
-            K::LoadFailed,
-            K::LoadFailed,
-            K::FellBack
-        ]
-    );
+    assert_eq!(events(&s), [K::Exposed, K::Downloaded, K::Installed, K::LoadFailed, K::LoadFailed, K::FellBack]);
     assert!(s.reports.iter().all(|r| r.event.assignment.is_some()));
-    assert_eq!(
-        s.step(&decision, at(20), &policy),
-        Step::Blocked { retry_at: None }
-    );
+    assert_eq!(s.step(&decision, at(20), &policy), Step::Blocked { retry_at: None });
     assert_eq!(s.step(&to("old"), at(20), &policy), Step::Nothing);
 }
 
@@ -122,10 +97,7 @@ fn without_a_previous_slot_the_device_runs_no_model() {
         s.load_failed("out of memory".into(), K::OutOfMemory, at(n));
     }
     assert_eq!(s.active, None);
-    assert_eq!(
-        s.reports.last().unwrap().event.reason.as_deref(),
-        Some("to=none")
-    );
+    assert_eq!(s.reports.last().unwrap().event.reason.as_deref(), Some("to=none"));
 }
 
 #[test]
@@ -137,11 +109,7 @@ fn roll_back_then_forward_again_needs_no_download_and_no_permission() {
     s.switch_back(&to("old"), at(11));
     assert_eq!(events(&s).last(), Some(&K::RolledBack));
     assert_eq!(s.reports.last().unwrap().event.bundle, Some(d("old")));
-    assert_eq!(
-        s.step(&to("old"), at(12), &policy),
-        Step::Nothing,
-        "a rollback to what runs is no loop"
-    );
+    assert_eq!(s.step(&to("old"), at(12), &policy), Step::Nothing, "a rollback to what runs is no loop");
     assert_eq!(s.step(&to("new"), at(13), &policy), Step::SwitchBack);
     s.switch_back(&to("new"), at(13));
     assert_eq!(events(&s).last(), Some(&K::Installed));
@@ -164,37 +132,20 @@ fn a_failed_bundle_is_retried_only_by_policy_within_its_budget() {
             s.load_failed("x".into(), K::LoadFailed, at(now));
         }
         assert_eq!(s.active.as_ref().unwrap().bundle, d("old"));
-        assert_eq!(
-            s.step(&no, at(now + 100_000), &policy),
-            Step::Blocked { retry_at: None }
-        );
+        assert_eq!(s.step(&no, at(now + 100_000), &policy), Step::Blocked { retry_at: None });
         let retry_at = at(now + 3600);
         if retry == policy.retry_budget {
-            assert_eq!(
-                s.step(&yes, retry_at, &policy),
-                Step::Blocked { retry_at: None }
-            );
+            assert_eq!(s.step(&yes, retry_at, &policy), Step::Blocked { retry_at: None });
             break;
         }
-        assert_eq!(
-            s.step(&yes, at(now + 3599), &policy),
-            Step::Blocked {
-                retry_at: Some(retry_at)
-            }
-        );
+        assert_eq!(s.step(&yes, at(now + 3599), &policy), Step::Blocked { retry_at: Some(retry_at) });
         assert_eq!(s.step(&yes, retry_at, &policy), Step::Install(d("new")));
         now += 3600;
         install(&mut s, &yes, "new", now);
     }
     // Another rollout of the same bundle is another question, and so is the far future.
-    assert_eq!(
-        s.step(&in_rollout("new", "r2", false), at(now), &policy),
-        Step::Install(d("new"))
-    );
-    assert_eq!(
-        s.step(&no, at(now + 31 * 86_400), &policy),
-        Step::Install(d("new"))
-    );
+    assert_eq!(s.step(&in_rollout("new", "r2", false), at(now), &policy), Step::Install(d("new")));
+    assert_eq!(s.step(&no, at(now + 31 * 86_400), &policy), Step::Install(d("new")));
 }
 
 #[test]
@@ -241,30 +192,13 @@ fn a_raised_security_floor_limits_the_fall_back() {
     for _ in 0..2 {
         after.load_failed("x".into(), K::LoadFailed, at(11));
     }
-    assert_eq!(
-        after.active.as_ref().unwrap().bundle,
-        d("old"),
-        "it was in use when the floor rose"
-    );
-    assert!(
-        after
-            .reports
-            .last()
-            .unwrap()
-            .event
-            .reason
-            .as_ref()
-            .unwrap()
-            .ends_with("below_floor")
-    );
+    assert_eq!(after.active.as_ref().unwrap().bundle, d("old"), "it was in use when the floor rose");
+    assert!(after.reports.last().unwrap().event.reason.as_ref().unwrap().ends_with("below_floor"));
     // The floor rises again while `new` runs: `old` is no longer a way back.
     s.previous.as_mut().unwrap().active_when_floor_raised = false;
     for _ in 0..2 {
         s.load_failed("x".into(), K::LoadFailed, at(11));
     }
     assert_eq!(s.active, None);
-    assert_eq!(
-        s.reports.last().unwrap().event.reason.as_deref(),
-        Some("to=none;below_floor")
-    );
+    assert_eq!(s.reports.last().unwrap().event.reason.as_deref(), Some("to=none;below_floor"));
 }

@@ -1,9 +1,7 @@
 //! A server in memory with fault injection, for tests of apps and of this crate: every fault is one that real
 //! servers, proxies and networks were reported to produce.
 
-use super::{
-    BodySink, Flow, HttpRequest, HttpResponse, HttpTransport, Method, ResponseHead, TransportError,
-};
+use super::{BodySink, Flow, HttpRequest, HttpResponse, HttpTransport, Method, ResponseHead, TransportError};
 use bytes::Bytes;
 use flywheel_types::Digest;
 use std::collections::{HashMap, VecDeque};
@@ -73,10 +71,7 @@ impl MemoryHttp {
     }
 
     /// Answers everything that is not a stored file.
-    pub fn on_request(
-        &self,
-        handler: impl Fn(&HttpRequest) -> HttpResponse + Send + Sync + 'static,
-    ) {
+    pub fn on_request(&self, handler: impl Fn(&HttpRequest) -> HttpResponse + Send + Sync + 'static) {
         self.lock().handler = Some(Arc::new(handler));
     }
 
@@ -110,10 +105,7 @@ impl MemoryHttp {
 
     fn take_fault(&self, url: &str) -> Option<Fault> {
         let mut inner = self.lock();
-        let at = inner
-            .faults
-            .iter()
-            .position(|(part, _)| url.contains(part.as_str()))?;
+        let at = inner.faults.iter().position(|(part, _)| url.contains(part.as_str()))?;
         inner.faults.remove(at).map(|(_, f)| f)
     }
 
@@ -121,67 +113,37 @@ impl MemoryHttp {
     fn answer(&self, request: &HttpRequest, fault: Option<&Fault>) -> HttpResponse {
         let (file, handler) = {
             let inner = self.lock();
-            (
-                inner.files.get(&request.url).cloned(),
-                inner.handler.clone(),
-            )
+            (inner.files.get(&request.url).cloned(), inner.handler.clone())
         };
         match (request.method, file, handler) {
             (Method::Get, Some((bytes, etag)), _) => serve(request, &bytes, &etag, fault),
             (_, _, Some(handler)) => handler(request),
-            _ => HttpResponse {
-                head: ResponseHead {
-                    status: 404,
-                    headers: vec![],
-                },
-                body: Bytes::new(),
-            },
+            _ => HttpResponse { head: ResponseHead { status: 404, headers: vec![] }, body: Bytes::new() },
         }
     }
 }
 
 fn serve(request: &HttpRequest, bytes: &Bytes, etag: &str, fault: Option<&Fault>) -> HttpResponse {
-    let shown = if fault == Some(&Fault::OtherEtag) {
-        "\"other\""
-    } else {
-        etag
-    };
+    let shown = if fault == Some(&Fault::OtherEtag) { "\"other\"" } else { etag };
     let mut headers = vec![("etag".to_owned(), shown.to_owned())];
     let head = |status, headers| ResponseHead { status, headers };
     if request.get_header("if-none-match") == Some(etag) {
-        return HttpResponse {
-            head: head(304, headers),
-            body: Bytes::new(),
-        };
+        return HttpResponse { head: head(304, headers), body: Bytes::new() };
     }
     let stale = request.get_header("if-range").is_some_and(|t| t != etag);
-    let range = request
-        .get_header("range")
-        .filter(|_| !stale && fault != Some(&Fault::IgnoreRange));
+    let range = request.get_header("range").filter(|_| !stale && fault != Some(&Fault::IgnoreRange));
     let Some((from, to)) = range.and_then(parse_range) else {
-        return HttpResponse {
-            head: head(200, headers),
-            body: bytes.clone(),
-        };
+        return HttpResponse { head: head(200, headers), body: bytes.clone() };
     };
     let total = bytes.len();
     if from >= total {
         headers.push(("content-range".into(), format!("bytes */{total}")));
-        return HttpResponse {
-            head: head(416, headers),
-            body: Bytes::new(),
-        };
+        return HttpResponse { head: head(416, headers), body: Bytes::new() };
     }
-    let (from, to) = if fault == Some(&Fault::RangeFromZero) {
-        (0, to.min(total - 1) - from)
-    } else {
-        (from, to.min(total - 1))
-    };
+    let (from, to) =
+        if fault == Some(&Fault::RangeFromZero) { (0, to.min(total - 1) - from) } else { (from, to.min(total - 1)) };
     headers.push(("content-range".into(), format!("bytes {from}-{to}/{total}")));
-    HttpResponse {
-        head: head(206, headers),
-        body: bytes.slice(from..=to),
-    }
+    HttpResponse { head: head(206, headers), body: bytes.slice(from..=to) }
 }
 
 fn parse_range(text: &str) -> Option<(usize, usize)> {
@@ -215,19 +177,11 @@ fn on_the_way(mut answer: HttpResponse, fault: Option<&Fault>) -> (HttpResponse,
 
 #[async_trait::async_trait]
 impl HttpTransport for MemoryHttp {
-    async fn send(
-        &self,
-        request: HttpRequest,
-        sink: &mut dyn BodySink,
-    ) -> Result<(), TransportError> {
+    async fn send(&self, request: HttpRequest, sink: &mut dyn BodySink) -> Result<(), TransportError> {
         // A real network is never done at once; tests that drop a call half-way need this point.
         tokio::task::yield_now().await;
         let offline = self.lock().offline;
-        let fault = if offline {
-            Some(Fault::Unreachable)
-        } else {
-            self.take_fault(&request.url)
-        };
+        let fault = if offline { Some(Fault::Unreachable) } else { self.take_fault(&request.url) };
         if fault == Some(Fault::Unreachable) {
             return Err(TransportError::Unreachable("no route".into()));
         }
@@ -236,10 +190,7 @@ impl HttpTransport for MemoryHttp {
             Some(Fault::Status(status, retry)) => HttpResponse {
                 head: ResponseHead {
                     status: *status,
-                    headers: retry
-                        .iter()
-                        .map(|v| ("retry-after".to_owned(), (*v).to_owned()))
-                        .collect(),
+                    headers: retry.iter().map(|v| ("retry-after".to_owned(), (*v).to_owned())).collect(),
                 },
                 body: Bytes::new(),
             },
@@ -259,10 +210,6 @@ impl HttpTransport for MemoryHttp {
                 return Ok(());
             }
         }
-        if cut {
-            Err(TransportError::Broken("reset by peer".into()))
-        } else {
-            Ok(())
-        }
+        if cut { Err(TransportError::Broken("reset by peer".into())) } else { Ok(()) }
     }
 }

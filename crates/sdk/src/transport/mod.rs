@@ -31,21 +31,11 @@ pub struct HttpRequest {
 impl HttpRequest {
     #[must_use]
     pub fn get(url: impl Into<String>) -> Self {
-        Self {
-            method: Method::Get,
-            url: url.into(),
-            headers: Vec::new(),
-            body: Bytes::new(),
-        }
+        Self { method: Method::Get, url: url.into(), headers: Vec::new(), body: Bytes::new() }
     }
     #[must_use]
     pub fn post(url: impl Into<String>, body: Bytes) -> Self {
-        Self {
-            method: Method::Post,
-            url: url.into(),
-            headers: Vec::new(),
-            body,
-        }
+        Self { method: Method::Post, url: url.into(), headers: Vec::new(), body }
     }
     #[must_use]
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
@@ -55,10 +45,7 @@ impl HttpRequest {
     /// Value of a header of this request.
     #[must_use]
     pub fn get_header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, v)| v.as_str())
+        self.headers.iter().find(|(n, _)| *n == name).map(|(_, v)| v.as_str())
     }
 }
 
@@ -72,10 +59,7 @@ pub struct ResponseHead {
 impl ResponseHead {
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(n, _)| n == name)
-            .map(|(_, v)| v.as_str())
+        self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
     }
 }
 
@@ -116,20 +100,12 @@ pub trait HttpTransport: Send + Sync {
     ///
     /// # Errors
     /// [`TransportError`] when no complete answer arrived. Any status is an answer.
-    async fn send(
-        &self,
-        request: HttpRequest,
-        sink: &mut dyn BodySink,
-    ) -> Result<(), TransportError>;
+    async fn send(&self, request: HttpRequest, sink: &mut dyn BodySink) -> Result<(), TransportError>;
 }
 
 #[async_trait::async_trait]
 impl<T: HttpTransport + ?Sized> HttpTransport for std::sync::Arc<T> {
-    async fn send(
-        &self,
-        request: HttpRequest,
-        sink: &mut dyn BodySink,
-    ) -> Result<(), TransportError> {
+    async fn send(&self, request: HttpRequest, sink: &mut dyn BodySink) -> Result<(), TransportError> {
         (**self).send(request, sink).await
     }
 }
@@ -172,18 +148,10 @@ pub async fn fetch(
     request: HttpRequest,
     limit_bytes: u64,
 ) -> Result<HttpResponse, TransportError> {
-    let mut sink = Collect {
-        head: ResponseHead::default(),
-        body: Vec::new(),
-        limit: limit_bytes,
-        too_long: false,
-    };
+    let mut sink = Collect { head: ResponseHead::default(), body: Vec::new(), limit: limit_bytes, too_long: false };
     transport.send(request, &mut sink).await?;
     if sink.too_long {
         return Err(TransportError::TooLong { limit_bytes });
     }
-    Ok(HttpResponse {
-        head: sink.head,
-        body: sink.body.into(),
-    })
+    Ok(HttpResponse { head: sink.head, body: sink.body.into() })
 }

@@ -50,11 +50,7 @@ fn text(error: reqwest::Error) -> String {
 
 #[async_trait::async_trait]
 impl HttpTransport for ReqwestTransport {
-    async fn send(
-        &self,
-        request: HttpRequest,
-        sink: &mut dyn BodySink,
-    ) -> Result<(), TransportError> {
+    async fn send(&self, request: HttpRequest, sink: &mut dyn BodySink) -> Result<(), TransportError> {
         let mut builder = match request.method {
             Method::Get => self.client.get(&request.url),
             Method::Post => self.client.post(&request.url).body(request.body),
@@ -62,10 +58,7 @@ impl HttpTransport for ReqwestTransport {
         for (name, value) in &request.headers {
             builder = builder.header(*name, value);
         }
-        let response = builder
-            .send()
-            .await
-            .map_err(|e| TransportError::Unreachable(text(e)))?;
+        let response = builder.send().await.map_err(|e| TransportError::Unreachable(text(e)))?;
         let head = ResponseHead {
             status: response.status().as_u16(),
             headers: response

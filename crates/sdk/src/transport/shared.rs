@@ -1,10 +1,7 @@
 //! One cache of GET answers for many devices of a process: every device still asks, verifies and decides for
 //! itself, but identical bytes cross the network once. A simulator of thousands of phones needs it; a phone does not.
 
-use super::{
-    BodySink, Flow, HttpRequest, HttpResponse, HttpTransport, Method, ResponseHead, TransportError,
-    fetch,
-};
+use super::{BodySink, Flow, HttpRequest, HttpResponse, HttpTransport, Method, ResponseHead, TransportError, fetch};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,13 +22,7 @@ pub struct SharedGets<T> {
 impl<T: HttpTransport> SharedGets<T> {
     /// `prefixes` are address prefixes whose answers do not depend on the device, at most `limit_bytes` each.
     pub fn new(inner: T, prefixes: Vec<String>, limit_bytes: u64) -> Self {
-        Self {
-            inner,
-            prefixes,
-            limit_bytes,
-            round: AtomicU64::new(1),
-            slots: Mutex::new(HashMap::new()),
-        }
+        Self { inner, prefixes, limit_bytes, round: AtomicU64::new(1), slots: Mutex::new(HashMap::new()) }
     }
 
     /// From now on every entry is asked for again, once (with its entity tag).
@@ -47,10 +38,7 @@ impl<T: HttpTransport> SharedGets<T> {
     fn cacheable(&self, request: &HttpRequest) -> bool {
         request.method == Method::Get
             && request.get_header("range").is_none()
-            && self
-                .prefixes
-                .iter()
-                .any(|p| request.url.starts_with(p.as_str()))
+            && self.prefixes.iter().any(|p| request.url.starts_with(p.as_str()))
     }
 
     fn slot(&self, url: &str) -> Slot {
@@ -71,16 +59,8 @@ impl<T: HttpTransport> SharedGets<T> {
         {
             return Ok(Arc::clone(answer));
         }
-        let mut ask = HttpRequest {
-            headers: Vec::new(),
-            ..request.clone()
-        };
-        ask.headers = request
-            .headers
-            .iter()
-            .filter(|(n, _)| *n != "if-none-match")
-            .cloned()
-            .collect();
+        let mut ask = HttpRequest { headers: Vec::new(), ..request.clone() };
+        ask.headers = request.headers.iter().filter(|(n, _)| *n != "if-none-match").cloned().collect();
         if let Some((_, old)) = held.as_ref()
             && let Some(etag) = old.head.header("etag")
         {
@@ -104,11 +84,7 @@ impl<T: HttpTransport> SharedGets<T> {
 
 #[async_trait::async_trait]
 impl<T: HttpTransport> HttpTransport for SharedGets<T> {
-    async fn send(
-        &self,
-        request: HttpRequest,
-        sink: &mut dyn BodySink,
-    ) -> Result<(), TransportError> {
+    async fn send(&self, request: HttpRequest, sink: &mut dyn BodySink) -> Result<(), TransportError> {
         if !self.cacheable(&request) {
             return self.inner.send(request, sink).await;
         }
@@ -118,10 +94,7 @@ impl<T: HttpTransport> HttpTransport for SharedGets<T> {
             (Some(theirs), Some(ours)) if theirs == ours
         );
         if same && answer.head.status == 200 {
-            sink.head(&ResponseHead {
-                status: 304,
-                headers: answer.head.headers.clone(),
-            });
+            sink.head(&ResponseHead { status: 304, headers: answer.head.headers.clone() });
             return Ok(());
         }
         if sink.head(&answer.head) == Flow::More && !answer.body.is_empty() {
@@ -142,25 +115,17 @@ mod tests {
         server.put("http://h/a", b"one".to_vec());
         let shared = SharedGets::new(server.clone(), vec!["http://h/".into()], 100);
         for _ in 0..5 {
-            let r = fetch(&shared, HttpRequest::get("http://h/a"), 100)
-                .await
-                .unwrap();
+            let r = fetch(&shared, HttpRequest::get("http://h/a"), 100).await.unwrap();
             assert_eq!(&r.body[..], b"one");
         }
         assert_eq!(server.requests().len(), 1);
-        let etag = fetch(&shared, HttpRequest::get("http://h/a"), 100)
-            .await
-            .unwrap();
+        let etag = fetch(&shared, HttpRequest::get("http://h/a"), 100).await.unwrap();
         let etag = etag.head.header("etag").unwrap().to_owned();
         let ask = || HttpRequest::get("http://h/a").header("if-none-match", etag.clone());
         assert_eq!(fetch(&shared, ask(), 100).await.unwrap().head.status, 304);
 
         server.put("http://h/a", b"two".to_vec());
-        assert_eq!(
-            fetch(&shared, ask(), 100).await.unwrap().head.status,
-            304,
-            "same round: same view"
-        );
+        assert_eq!(fetch(&shared, ask(), 100).await.unwrap().head.status, 304, "same round: same view");
         shared.begin_round();
         let r = fetch(&shared, ask(), 100).await.unwrap();
         assert_eq!((r.head.status, &r.body[..]), (200, &b"two"[..]));
@@ -173,13 +138,7 @@ mod tests {
         server.put("http://h/a", b"0123".to_vec());
         let shared = SharedGets::new(server.clone(), vec!["http://h/".into()], 100);
         for _ in 0..2 {
-            let r = fetch(
-                &shared,
-                HttpRequest::get("http://h/a").header("range", "bytes=1-2"),
-                100,
-            )
-            .await
-            .unwrap();
+            let r = fetch(&shared, HttpRequest::get("http://h/a").header("range", "bytes=1-2"), 100).await.unwrap();
             assert_eq!(&r.body[..], b"12");
         }
         assert_eq!(server.requests().len(), 2);

@@ -134,10 +134,7 @@ impl Intake {
         let answer = |status: u16, retry: Option<&str>, body: Vec<u8>| HttpResponse {
             head: ResponseHead {
                 status,
-                headers: retry
-                    .iter()
-                    .map(|v| ("retry-after".to_owned(), (*v).to_owned()))
-                    .collect(),
+                headers: retry.iter().map(|v| ("retry-after".to_owned(), (*v).to_owned())).collect(),
             },
             body: body.into(),
         };
@@ -151,38 +148,23 @@ impl Intake {
         let body = match request.get_header("content-encoding") {
             Some("gzip") => {
                 let mut out = vec![];
-                io::Read::read_to_end(
-                    &mut flate2::read::GzDecoder::new(&request.body[..]),
-                    &mut out,
-                )
-                .unwrap();
+                io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&request.body[..]), &mut out).unwrap();
                 out
             }
             _ => request.body.to_vec(),
         };
         assert_eq!(request.get_header(INGEST_KEY_HEADER), Some("key"));
-        let public: [u8; 32] = b64
-            .decode(request.get_header(PUBLIC_KEY_HEADER).unwrap())
-            .unwrap()
-            .try_into()
-            .unwrap();
-        let sig = b64
-            .decode(request.get_header(SIGNATURE_HEADER).unwrap())
-            .unwrap();
+        let public: [u8; 32] = b64.decode(request.get_header(PUBLIC_KEY_HEADER).unwrap()).unwrap().try_into().unwrap();
+        let sig = b64.decode(request.get_header(SIGNATURE_HEADER).unwrap()).unwrap();
         let key = ed25519_dalek::VerifyingKey::from_bytes(&public).unwrap();
         let sig = ed25519_dalek::Signature::from_slice(&sig).unwrap();
-        key.verify_strict(&signing_bytes(&app(), &body), &sig)
-            .expect("the batch is signed");
+        key.verify_strict(&signing_bytes(&app(), &body), &sig).expect("the batch is signed");
         let batch: EventBatchV1 = serde_json::from_slice(&body).unwrap();
         assert_eq!(batch.install_id, InstallId::of_public_key(&public));
         let mut ack = IngestAckV1::default();
         match self.batches.get(&(batch.install_id, batch.seq)) {
             Some(known) => {
-                assert_eq!(
-                    *known, body,
-                    "a resend of seq {} is byte-identical",
-                    batch.seq
-                );
+                assert_eq!(*known, body, "a resend of seq {} is byte-identical", batch.seq);
                 self.duplicates += 1;
                 ack.duplicate = batch.events.len() as u64;
             }
@@ -200,32 +182,17 @@ impl Server {
     pub fn new() -> Self {
         let keys = Keys::new(10);
         let expiries = Expiries::of(Profile::Starter);
-        let made = init_repository(
-            &keys.ring(),
-            &expiries,
-            start(),
-            &[keys.of(Role::Root)],
-            &[keys.of(Role::Targets)],
-        )
-        .unwrap();
+        let made = init_repository(&keys.ring(), &expiries, start(), &[keys.of(Role::Root)], &[keys.of(Role::Targets)])
+            .unwrap();
         let state = RepositoryState::initial(&made).unwrap();
         let http = MemoryHttp::new();
-        let intake = Arc::new(Mutex::new(Intake {
-            max_body: 1 << 20,
-            ..Intake::default()
-        }));
+        let intake = Arc::new(Mutex::new(Intake { max_body: 1 << 20, ..Intake::default() }));
         let for_handler = Arc::clone(&intake);
         http.on_request(move |request| {
             if request.url.ends_with("/v1/events") {
                 return for_handler.lock().unwrap().take(request);
             }
-            HttpResponse {
-                head: ResponseHead {
-                    status: 404,
-                    headers: vec![],
-                },
-                body: Default::default(),
-            }
+            HttpResponse { head: ResponseHead { status: 404, headers: vec![] }, body: Default::default() }
         });
         Self {
             http,
@@ -279,10 +246,7 @@ impl Server {
         assignment(&mut next);
         let changes = Changes {
             catalog: Some(catalog),
-            manifests: bundles
-                .iter()
-                .map(|b| b.manifest.to_bytes().unwrap())
-                .collect(),
+            manifests: bundles.iter().map(|b| b.manifest.to_bytes().unwrap()).collect(),
             assignment: Some(next),
             ..Changes::default()
         };
@@ -295,14 +259,12 @@ impl Server {
         self.repository.apply(&plan).unwrap();
         self.state = plan.after;
         for (path, bytes) in &self.repository.files {
-            self.http
-                .put(format!("{BASE}/tuf/demo/{path}"), bytes.clone());
+            self.http.put(format!("{BASE}/tuf/demo/{path}"), bytes.clone());
         }
     }
 
     pub fn advance(&self, seconds: i64) {
-        self.clock
-            .advance_to(self.clock.now() + Duration::seconds(seconds));
+        self.clock.advance_to(self.clock.now() + Duration::seconds(seconds));
     }
 }
 
@@ -315,15 +277,7 @@ pub struct TestBundle {
 
 /// A bundle of one file per length in `sizes`, filled from `seed`.
 pub fn bundle(seq: u64, sizes: &[usize]) -> TestBundle {
-    bundle_with(
-        seq,
-        sizes,
-        1,
-        HealthV1 {
-            confirm_generations: 2,
-            ..HealthV1::default()
-        },
-    )
+    bundle_with(seq, sizes, 1, HealthV1 { confirm_generations: 2, ..HealthV1::default() })
 }
 
 pub fn bundle_with(seq: u64, sizes: &[usize], security_epoch: u64, health: HealthV1) -> TestBundle {
@@ -352,10 +306,7 @@ pub fn bundle_with(seq: u64, sizes: &[usize], security_epoch: u64, health: Healt
             precision: "q4_0".into(),
             accelerator: None,
             min_ram_bytes: 0,
-            artefacts: artefacts
-                .iter()
-                .map(|a| ArtefactV1::of_bytes("gguf", a))
-                .collect(),
+            artefacts: artefacts.iter().map(|a| ArtefactV1::of_bytes("gguf", a)).collect(),
         }],
         tokenizer: None,
         chat_template: None,
@@ -363,20 +314,11 @@ pub fn bundle_with(seq: u64, sizes: &[usize], security_epoch: u64, health: Healt
         deltas: vec![],
         licence: "Apache-2.0".into(),
         evaluation: None,
-        lineage: LineageV1 {
-            candidate: CandidateId::new("c").unwrap(),
-            dataset: None,
-            base: None,
-            job: None,
-        },
+        lineage: LineageV1 { candidate: CandidateId::new("c").unwrap(), dataset: None, base: None, job: None },
         health,
         extra: BTreeMap::new(),
     };
-    TestBundle {
-        id: manifest.id().unwrap(),
-        manifest,
-        artefacts,
-    }
+    TestBundle { id: manifest.id().unwrap(), manifest, artefacts }
 }
 
 /// A rollout of `new` over `old` that takes the whole fleet as treatment.
@@ -386,10 +328,7 @@ pub fn rollout(id: &str, new: &TestBundle, old: &TestBundle) -> RolloutAssignmen
         phase: 1,
         salt: id.into(),
         eligible: vec![],
-        treatment: PpmRange {
-            from: 0,
-            to: 1_000_000,
-        },
+        treatment: PpmRange { from: 0, to: 1_000_000 },
         control: PpmRange { from: 0, to: 0 },
         treatment_bundle: new.id,
         control_bundle: old.id,
@@ -414,10 +353,7 @@ impl Home {
             dir: tempfile::tempdir().unwrap(),
             host: Arc::new(TestHost {
                 conditions: Mutex::new(Conditions::default()),
-                facts: Mutex::new(DeviceFactsV1 {
-                    class: Some("mid".into()),
-                    ..Default::default()
-                }),
+                facts: Mutex::new(DeviceFactsV1 { class: Some("mid".into()), ..Default::default() }),
                 room: AtomicU64::new(u64::MAX),
                 later: Mutex::new(None),
             }),
@@ -433,8 +369,7 @@ impl Home {
 
     pub fn try_open(&self, server: &Server) -> Result<Device, SdkError> {
         let transport: Arc<dyn HttpTransport> = Arc::new(server.http.clone());
-        let mut config =
-            DeviceConfig::new(app(), BASE, "key", Arc::clone(&server.root), self.path());
+        let mut config = DeviceConfig::new(app(), BASE, "key", Arc::clone(&server.root), self.path());
         config.durability = self.durability;
         config.queue = self.queue;
         config.upload.gzip = self.seed.is_multiple_of(2);
@@ -461,9 +396,7 @@ impl Home {
 
 /// Loads the active bundle like an app: the files must be the bundle's, byte for byte.
 pub fn load(device: &mut Device, expected: &TestBundle) {
-    let LoadPlan::Run(run) = device.load_begin().unwrap() else {
-        panic!("a bundle is installed")
-    };
+    let LoadPlan::Run(run) = device.load_begin().unwrap() else { panic!("a bundle is installed") };
     assert_eq!(run.bundle, expected.id);
     check_files(&run.files, expected);
     device.load_succeeded(12.0).unwrap();
@@ -472,25 +405,16 @@ pub fn load(device: &mut Device, expected: &TestBundle) {
 pub fn check_files(files: &[PathBuf], expected: &TestBundle) {
     assert_eq!(files.len(), expected.artefacts.len());
     for (file, bytes) in files.iter().zip(&expected.artefacts) {
-        assert!(
-            std::fs::read(file).unwrap() == *bytes,
-            "{} has the signed bytes",
-            file.display()
-        );
+        assert!(std::fs::read(file).unwrap() == *bytes, "{} has the signed bytes", file.display());
     }
 }
 
 /// A device that runs and trusts `bundle` since a while.
 pub async fn settle(device: &mut Device, bundle: &TestBundle) {
-    assert_eq!(
-        device.update(true).await.unwrap(),
-        UpdateOutcome::Installed { bundle: bundle.id }
-    );
+    assert_eq!(device.update(true).await.unwrap(), UpdateOutcome::Installed { bundle: bundle.id });
     load(device, bundle);
     for _ in 0..3 {
-        device
-            .record_interaction(Answer::new(TemplateId::new("t").unwrap()))
-            .unwrap();
+        device.record_interaction(Answer::new(TemplateId::new("t").unwrap())).unwrap();
     }
     device.upload().await.unwrap();
 }

@@ -39,8 +39,12 @@ impl Tx {
         }
         let mut busy: Vec<String> = Vec::new();
         for _ in 0..KEY_TRIES {
-            let Some(job) = self.job_claim_next(claim, &busy).await? else { return Ok(None) };
-            let Some(key) = job.concurrency_key.clone() else { return Ok(Some(job)) };
+            let Some(job) = self.job_claim_next(claim, &busy).await? else {
+                return Ok(None);
+            };
+            let Some(key) = job.concurrency_key.clone() else {
+                return Ok(Some(job));
+            };
             if self.job_key_free(&key, job.concurrency_limit).await? {
                 return Ok(Some(job));
             }
@@ -50,11 +54,7 @@ impl Tx {
         Ok(None)
     }
 
-    async fn job_claim_next(
-        &mut self,
-        claim: &JobClaim<'_>,
-        busy: &[String],
-    ) -> Result<Option<JobRow>> {
+    async fn job_claim_next(&mut self, claim: &JobClaim<'_>, busy: &[String]) -> Result<Option<JobRow>> {
         let now = self.lease_now_us();
         let ttl = i64::try_from(claim.ttl.as_micros()).unwrap_or(i64::MAX);
         let kinds = placeholders(4, claim.kinds.len());
@@ -86,7 +86,9 @@ impl Tx {
     /// Whether the key is within its limit with the job just claimed. On PostgreSQL two claims could each take a job
     /// of one key without seeing the other's, so the count is taken under a lock on the key.
     async fn job_key_free(&mut self, key: &str, limit: i64) -> Result<bool> {
-        let Some(lock) = self.backend().try_lock() else { return Ok(true) };
+        let Some(lock) = self.backend().try_lock() else {
+            return Ok(true);
+        };
         let mut first = [0u8; 8];
         first.copy_from_slice(&Digest::of(key.as_bytes()).0[..8]);
         let got: Option<Locked> = self.fetch_opt(q(lock).bind(i64::from_be_bytes(first))).await?;

@@ -54,12 +54,9 @@ impl Tx {
     /// # Errors
     /// [`Error::Conflict`] when it is lost.
     pub async fn job_heartbeat(&mut self, token: &JobToken, ttl: Duration) -> Result<JobPulse> {
-        let until = self
-            .lease_now_us()
-            .saturating_add(i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX));
-        let sql = format!(
-            "UPDATE jobs SET lease_expires_at = $3 {MINE} RETURNING cancel_requested_at, lease_expires_at"
-        );
+        let until = self.lease_now_us().saturating_add(i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX));
+        let sql =
+            format!("UPDATE jobs SET lease_expires_at = $3 {MINE} RETURNING cancel_requested_at, lease_expires_at");
         let query = q(sql).bind(&token.job_id).bind(token.attempt).bind(until);
         self.fetch_opt(query).await?.ok_or_else(|| lost(token))
     }
@@ -102,25 +99,14 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the lease is lost.
-    pub async fn job_requeue(
-        &mut self,
-        token: &JobToken,
-        wait: Duration,
-        counted: bool,
-        error: &str,
-    ) -> Result<()> {
+    pub async fn job_requeue(&mut self, token: &JobToken, wait: Duration, counted: bool, error: &str) -> Result<()> {
         let wait = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
         let run_at = self.lease_now_us().saturating_add(wait);
         let sql = format!(
             "UPDATE jobs SET state = 'queued', run_at = $3, uncounted = uncounted + $4, last_error = $5, \
              lease_owner = NULL, lease_expires_at = NULL {MINE}"
         );
-        let query = q(sql)
-            .bind(&token.job_id)
-            .bind(token.attempt)
-            .bind(run_at)
-            .bind(!counted)
-            .bind(error);
+        let query = q(sql).bind(&token.job_id).bind(token.attempt).bind(run_at).bind(!counted).bind(error);
         self.wake_on_commit();
         self.job_fenced(token, query).await
     }
@@ -138,26 +124,18 @@ impl Tx {
     /// # Errors
     /// [`Error::Conflict`] when the lease is lost.
     pub async fn job_cancelled_set(&mut self, token: &JobToken, note: &str) -> Result<JobRow> {
-        let sql = format!(
-            "UPDATE jobs SET last_error = $3 {MINE} AND cancel_requested_at IS NULL"
-        );
+        let sql = format!("UPDATE jobs SET last_error = $3 {MINE} AND cancel_requested_at IS NULL");
         self.execute(q(sql).bind(&token.job_id).bind(token.attempt).bind(note)).await?;
         self.job_end(token, "cancelled", None).await
     }
 
-    async fn job_end(
-        &mut self,
-        token: &JobToken,
-        state: &str,
-        error: Option<&str>,
-    ) -> Result<JobRow> {
+    async fn job_end(&mut self, token: &JobToken, state: &str, error: Option<&str>) -> Result<JobRow> {
         let now = self.lease_now_us();
         let sql = format!(
             "UPDATE jobs SET state = $3, finished_at = $4, last_error = COALESCE($5, last_error), \
              lease_owner = NULL, lease_expires_at = NULL {MINE} RETURNING {COLUMNS}"
         );
-        let query =
-            q(sql).bind(&token.job_id).bind(token.attempt).bind(state).bind(now).bind(error);
+        let query = q(sql).bind(&token.job_id).bind(token.attempt).bind(state).bind(now).bind(error);
         self.fetch_opt(query).await?.ok_or_else(|| lost(token))
     }
 }

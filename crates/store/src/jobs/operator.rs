@@ -54,12 +54,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of the query.
-    pub async fn job_list(
-        &self,
-        app: &AppId,
-        filter: &JobFilter,
-        limit: u32,
-    ) -> Result<Vec<JobRow>> {
+    pub async fn job_list(&self, app: &AppId, filter: &JobFilter, limit: u32) -> Result<Vec<JobRow>> {
         let sql = format!(
             "SELECT {COLUMNS} FROM jobs WHERE app_id = $1 AND ($2 = '' OR state = $2) \
              AND ($3 = '' OR kind = $3) AND ($4 = '' OR schedule_id = $4) \
@@ -144,11 +139,7 @@ impl Tx {
             return Ok(());
         }
         let row = self.job_get(app, job).await?.ok_or_else(|| Error::not_found("job", job))?;
-        Err(Error::conflict(
-            "job",
-            job,
-            format!("it is {}, or an equal job is open already", row.state),
-        ))
+        Err(Error::conflict("job", job, format!("it is {}, or an equal job is open already", row.state)))
     }
 
     /// Deletes ended jobs that finished before `before` (lease time); answers how many.

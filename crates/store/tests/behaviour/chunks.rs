@@ -2,14 +2,19 @@
 
 use crate::{World, assert_conflict, digest, id, noon, on_both};
 use chrono::TimeDelta;
-use flywheel_store::Error;
 use flywheel_store::chunks::{ChunkMove, ChunkPut, NewChunk};
 use flywheel_store::findings::{FindingKind, FindingState, NewFinding};
 use flywheel_store::templates::NewTemplate;
-use flywheel_types::ChunkState as S;
+use flywheel_store::{Error, Tx};
+use flywheel_types::{AppId, ChunkId, ChunkState as S};
 use serde_json::json;
 
-on_both!(a_chunk_goes_the_whole_way_round, puts_are_idempotent_and_checked, templates_version_by_text, findings_are_upserted);
+on_both!(
+    a_chunk_goes_the_whole_way_round,
+    puts_are_idempotent_and_checked,
+    templates_version_by_text,
+    findings_are_upserted
+);
 
 fn chunk(text: &str) -> NewChunk {
     NewChunk {
@@ -22,56 +27,75 @@ fn chunk(text: &str) -> NewChunk {
     }
 }
 
+fn step(from: S, to: S) -> ChunkMove {
+    ChunkMove::new(from, to)
+}
+
+fn canary(from: S, to: S) -> ChunkMove {
+    ChunkMove {
+        canary_salt: Some("s1".into()),
+        canary_ppm: 500_000,
+        ttl_until: Some(noon() + TimeDelta::days(7)),
+        finding_id: Some(id("f1")),
+        ..step(from, to)
+    }
+}
+
+/// ACTIVE → SUSPECT → CANARY_FROZEN → FROZEN, with every wrong step refused.
+async fn freeze(tx: &mut Tx, app: &AppId, chunk_id: &ChunkId) {
+    tx.chunk_state_set(app, chunk_id, 1, &step(S::Active, S::Suspect)).await.unwrap();
+    assert_conflict!(tx.chunk_state_set(app, chunk_id, 1, &step(S::Active, S::Suspect)).await);
+    let no_salt = tx.chunk_state_set(app, chunk_id, 1, &step(S::Suspect, S::CanaryFrozen)).await;
+    assert!(matches!(no_salt, Err(Error::Invalid { .. })));
+    let half = canary(S::Suspect, S::CanaryFrozen);
+    tx.chunk_state_set(app, chunk_id, 1, &half).await.unwrap();
+    tx.chunk_state_set(app, chunk_id, 1, &step(S::CanaryFrozen, S::Frozen)).await.unwrap();
+    let silent = tx.chunk_state_set(app, chunk_id, 1, &step(S::Frozen, S::Active)).await;
+    assert!(matches!(silent, Err(Error::Invalid { .. })));
+}
+
+/// FROZEN(v2) → REEMBED_QUEUED → SHADOW → CANARY_ACTIVE → ACTIVE; answers the index version.
+async fn return_to_service(tx: &mut Tx, app: &AppId, chunk_id: &ChunkId) -> i64 {
+    let old = tx.chunk_state_set(app, chunk_id, 1, &step(S::Frozen, S::ReembedQueued)).await;
+    assert_conflict!(old);
+    tx.chunk_state_set(app, chunk_id, 2, &step(S::Frozen, S::ReembedQueued)).await.unwrap();
+    tx.chunk_embedding_set(app, chunk_id, 2, digest("e2")).await.unwrap();
+    tx.chunk_state_set(app, chunk_id, 2, &step(S::ReembedQueued, S::Shadow)).await.unwrap();
+    let half = canary(S::Shadow, S::CanaryActive);
+    tx.chunk_state_set(app, chunk_id, 2, &half).await.unwrap();
+    tx.chunk_state_set(app, chunk_id, 2, &step(S::CanaryActive, S::Active)).await.unwrap()
+}
+
 async fn a_chunk_goes_the_whole_way_round(w: &World) {
     let (app, chunk_id) = (&w.app, id("returns"));
     let mut tx = w.begin().await;
     assert_eq!(tx.chunk_put(app, &chunk("30 days")).await.unwrap(), ChunkPut::Created);
     tx.chunk_embedding_set(app, &chunk_id, 1, digest("e1")).await.unwrap();
-    let canary = ChunkMove {
-        canary_salt: Some("s1".into()),
-        canary_ppm: 500_000,
-        ttl_until: Some(noon() + TimeDelta::days(7)),
-        finding_id: Some(id("f1")),
-        ..ChunkMove::new(S::Suspect, S::CanaryFrozen)
-    };
-    tx.chunk_state_set(app, &chunk_id, 1, &ChunkMove::new(S::Active, S::Suspect)).await.unwrap();
-    assert_conflict!(tx.chunk_state_set(app, &chunk_id, 1, &ChunkMove::new(S::Active, S::Suspect)).await);
-    assert!(matches!(
-        tx.chunk_state_set(app, &chunk_id, 1, &ChunkMove::new(S::Suspect, S::CanaryFrozen)).await,
-        Err(Error::Invalid { .. })
-    ));
-    tx.chunk_state_set(app, &chunk_id, 1, &canary).await.unwrap();
-    tx.chunk_state_set(app, &chunk_id, 1, &ChunkMove::new(S::CanaryFrozen, S::Frozen)).await.unwrap();
-    assert!(matches!(
-        tx.chunk_state_set(app, &chunk_id, 1, &ChunkMove::new(S::Frozen, S::Active)).await,
-        Err(Error::Invalid { .. })
-    ));
+    freeze(&mut tx, app, &chunk_id).await;
     // The corrected text is a new version; it stays frozen until verified.
     assert_eq!(tx.chunk_put(app, &chunk("14 days")).await.unwrap(), ChunkPut::NewVersion);
     let row = tx.chunk_get(app, &chunk_id).await.unwrap().unwrap();
     assert_eq!((row.version, row.state, row.embedding), (2, S::Frozen, None));
     assert_conflict!(tx.chunk_embedding_set(app, &chunk_id, 1, digest("e1")).await);
-    assert_conflict!(tx.chunk_state_set(app, &chunk_id, 1, &ChunkMove::new(S::Frozen, S::ReembedQueued)).await);
-    tx.chunk_state_set(app, &chunk_id, 2, &ChunkMove::new(S::Frozen, S::ReembedQueued)).await.unwrap();
-    tx.chunk_embedding_set(app, &chunk_id, 2, digest("e2")).await.unwrap();
-    tx.chunk_state_set(app, &chunk_id, 2, &ChunkMove::new(S::ReembedQueued, S::Shadow)).await.unwrap();
-    let canary = ChunkMove { from: S::Shadow, to: S::CanaryActive, ..canary };
-    tx.chunk_state_set(app, &chunk_id, 2, &canary).await.unwrap();
-    let version = tx.chunk_state_set(app, &chunk_id, 2, &ChunkMove::new(S::CanaryActive, S::Active)).await.unwrap();
+    let version = return_to_service(&mut tx, app, &chunk_id).await;
     tx.commit().await.unwrap();
 
     let s = w.store();
     assert_eq!(s.index_version_get(app).await.unwrap(), version);
     let changes = s.index_change_list(app, 0, 100).await.unwrap();
-    assert_eq!(changes.iter().map(|c| c.index_version).collect::<Vec<_>>(), (1..=version).collect::<Vec<_>>());
+    let numbers: Vec<i64> = changes.iter().map(|c| c.index_version).collect();
+    assert_eq!(numbers, (1..=version).collect::<Vec<_>>());
     assert_eq!(changes[3].canary_ppm, 500_000);
     assert_eq!(changes[4].canary_salt, None, "the canary ends with its state");
-    assert_eq!(s.index_change_at(app, &chunk_id, 2).await.unwrap().unwrap().text.as_deref(), Some("30 days"));
-    assert_eq!(s.index_change_list(app, version - 1, 100).await.unwrap()[0].state, S::Active);
+    let then = s.index_change_at(app, &chunk_id, 2).await.unwrap().unwrap();
+    assert_eq!(then.text.as_deref(), Some("30 days"));
+    let last = s.index_change_list(app, version - 1, 100).await.unwrap();
+    assert_eq!(last[0].state, S::Active);
     assert_eq!(s.chunk_version_list(app, &chunk_id).await.unwrap().len(), 2);
     let row = s.chunk_get(app, &chunk_id).await.unwrap().unwrap();
     assert_eq!((row.state, row.ttl_until, row.finding_id), (S::Active, None, Some(id("f1"))));
-    assert!(s.chunk_get(&id("other"), &chunk_id).await.unwrap().is_none(), "another app sees nothing");
+    let foreign = s.chunk_get(&id("other"), &chunk_id).await.unwrap();
+    assert!(foreign.is_none(), "another app sees nothing");
 }
 
 async fn puts_are_idempotent_and_checked(w: &World) {

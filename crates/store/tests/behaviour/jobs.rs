@@ -207,7 +207,9 @@ async fn many_claimers_share_without_loss(w: &World) {
                 loop {
                     let mut tx = store.begin(crate::noon()).await.unwrap();
                     let claim = JobClaim { owner: &owner, kinds: &kinds, ttl: Duration::from_secs(60) };
-                    let Some(row) = tx.job_claim(&claim).await.unwrap() else { return mine };
+                    let Some(row) = tx.job_claim(&claim).await.unwrap() else {
+                        return mine;
+                    };
                     tx.commit().await.unwrap();
                     mine.push(row.job_id);
                 }

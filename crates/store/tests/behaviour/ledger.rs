@@ -32,10 +32,7 @@ async fn the_audit_chain_is_whole_under_concurrency(w: &World) {
     }
     let head = w.store().audit_head(&w.app).await.unwrap();
     assert_eq!(head.seq, 40);
-    assert_eq!(
-        w.store().audit_verify(&w.app).await.unwrap(),
-        AuditCheck::Intact { entries: 40, head: head.hash }
-    );
+    assert_eq!(w.store().audit_verify(&w.app).await.unwrap(), AuditCheck::Intact { entries: 40, head: head.hash });
     assert_eq!(w.store().audit_list_subject(&w.app, "s/3").await.unwrap().len(), 5);
     let page = w.store().audit_list(&w.app, Some(11), 3).await.unwrap();
     assert_eq!(page.iter().map(|r| r.seq).collect::<Vec<_>>(), vec![10, 9, 8]);
@@ -66,10 +63,7 @@ async fn cursors_move_by_compare_and_swap(w: &World) {
     tx.cursor_set(&w.app, "s", "t", None, 3).await.unwrap();
     assert_conflict!(tx.cursor_set(&w.app, "s", "t", None, 4).await);
     assert_conflict!(tx.cursor_set(&w.app, "s", "t", Some(2), 4).await);
-    assert!(matches!(
-        tx.cursor_set(&w.app, "s", "t", Some(3), 2).await,
-        Err(flywheel_store::Error::Invalid { .. })
-    ));
+    assert!(matches!(tx.cursor_set(&w.app, "s", "t", Some(3), 2).await, Err(flywheel_store::Error::Invalid { .. })));
     tx.cursor_set(&w.app, "s", "t", Some(3), 4).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(w.store().cursor_get(&w.app, "s", "t").await.unwrap(), Some(4));

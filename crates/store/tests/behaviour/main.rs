@@ -1,6 +1,12 @@
 //! One behaviour suite, run on SQLite and on PostgreSQL. The PostgreSQL half needs FLYWHEEL_TEST_POSTGRES_URL and says so
 //! when it is skipped.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests: a failure must fail the test, a skip must be seen"
+)]
+
 use chrono::{DateTime, TimeDelta, TimeZone as _, Utc};
 use flywheel_store::scratch::{POSTGRES_URL, Scratch};
 use flywheel_types::{AppId, Digest, VirtualClock};

@@ -65,7 +65,9 @@ async fn verdicts_and_states_are_kept(w: &World) {
     let mut tx = w.begin().await;
     assert!(tx.rollout_verdict_append(&w.app, &verdict(Verdict::Continue)).await.unwrap());
     assert!(!tx.rollout_verdict_append(&w.app, &verdict(Verdict::Fail)).await.unwrap(), "a look never changes");
-    for (from, to) in [(S::Draft, S::Signed), (S::Signed, S::Canary), (S::Canary, S::RollingBack), (S::RollingBack, S::RolledBack)] {
+    for (from, to) in
+        [(S::Draft, S::Signed), (S::Signed, S::Canary), (S::Canary, S::RollingBack), (S::RollingBack, S::RolledBack)]
+    {
         tx.rollout_state_set(&w.app, &id("r1"), from, to, "gate").await.unwrap();
     }
     assert_conflict!(tx.rollout_state_set(&w.app, &id("r1"), S::Canary, S::Ramping, "late").await);
@@ -84,7 +86,8 @@ async fn requests_are_answered_once(w: &World) {
     create(w).await;
     let r = id("r1");
     let mut tx = w.begin().await;
-    let pause = tx.rollout_request_create(&w.app, &r, Verb::Pause, "ann", "looks odd", &serde_json::Value::Null).await.unwrap();
+    let pause =
+        tx.rollout_request_create(&w.app, &r, Verb::Pause, "ann", "looks odd", &serde_json::Value::Null).await.unwrap();
     tx.rollout_request_create(&w.app, &r, Verb::Approve, "ann", "", &serde_json::Value::Null).await.unwrap();
     tx.rollout_request_create(&w.app, &r, Verb::Approve, "ann", "", &serde_json::Value::Null).await.unwrap();
     let bob = tx.rollout_request_create(&w.app, &r, Verb::Approve, "bob", "", &serde_json::Value::Null).await.unwrap();

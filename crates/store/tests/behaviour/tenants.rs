@@ -25,12 +25,8 @@ async fn settings_change_by_compare_and_swap(w: &World) {
 async fn tokens_are_hashed_scoped_and_end(w: &World) {
     let mut rng = rand::rngs::StdRng::seed_from_u64(7);
     let (one, all) = (Secret::draw("fwt_", &mut rng), Secret::draw("fwt_", &mut rng));
-    let new = |app_id: Option<AppId>, expires_at| NewToken {
-        app_id,
-        name: "ops".into(),
-        role: Role::Operator,
-        expires_at,
-    };
+    let new =
+        |app_id: Option<AppId>, expires_at| NewToken { app_id, name: "ops".into(), role: Role::Operator, expires_at };
     let mut tx = w.begin().await;
     let end = noon() + TimeDelta::hours(1);
     let row = tx.token_create(&new(Some(w.app.clone()), Some(end)), &one).await.unwrap();

@@ -5,11 +5,11 @@ use crate::column::Micros;
 use crate::decode::{Context, Decoded, Endpoint};
 use crate::dedup::BatchKey;
 use crate::disposition::Kind;
+use crate::events;
 use crate::inflate::inflate;
 use crate::otlp::{self, Encoding};
 use crate::rows::TableRows;
 use crate::trust::verify;
-use crate::events;
 use flywheel_types::{AppId, Error, TrustClass};
 use std::time::Instant;
 

@@ -186,9 +186,7 @@ fn pairs<'a>(ctx: &Context<'_>, from: Option<Vec<Pair<'a>>>) -> Result<Vec<Attri
     if from.len() > ctx.limits.attributes {
         return Err(("too_many_attributes", format!("more than {} attributes", ctx.limits.attributes)));
     }
-    from.into_iter()
-        .map(|p| Ok((p.key, p.value.map_or(Ok(Value::Null), |v| value(v, ctx.limits.depth))?)))
-        .collect()
+    from.into_iter().map(|p| Ok((p.key, p.value.map_or(Ok(Value::Null), |v| value(v, ctx.limits.depth))?))).collect()
 }
 
 fn value<'a>(v: Any<'a>, depth: usize) -> Result<Value<'a>, Broken> {

@@ -75,7 +75,9 @@ impl<'a> Mapper<'a> {
             {
                 d.row.nonfinite_fields += 1;
             }
-            let (Some(text), Some(key)) = (text, short(key)) else { continue };
+            let (Some(text), Some(key)) = (text, short(key)) else {
+                continue;
+            };
             let fits = text.len() <= self.ctx.limits.attribute_bytes;
             if fits && d.row.attrs.0.len() < self.ctx.limits.extra_attributes {
                 d.row.attrs.0.retain(|(k, _)| *k != key);
@@ -144,7 +146,9 @@ impl<'a> Mapper<'a> {
             );
             match texts {
                 (Ok(q), Ok(a)) => (d.row.question_text, d.row.answer_text) = (q, a),
-                (Err(e), _) | (_, Err(e)) => return self.out.quarantine(Kind::Interaction, "text_too_long", e),
+                (Err(e), _) | (_, Err(e)) => {
+                    return self.out.quarantine(Kind::Interaction, "text_too_long", e);
+                }
             }
         }
         align_chunks(&mut d.row);
@@ -255,7 +259,8 @@ impl Sink for Mapper<'_> {
                 });
             }
             _ => {
-                let detail = format!("`{}` is no answer, feedback or device event", short(&record.name).unwrap_or_default());
+                let detail =
+                    format!("`{}` is no answer, feedback or device event", short(&record.name).unwrap_or_default());
                 self.out.quarantine(Kind::Unknown, "unsupported_record", detail);
             }
         }

@@ -173,13 +173,10 @@ fn attribute<'a>(
 }
 
 /// `AnyValue`, at most `depth` levels deep.
-fn any_value<'a>(
-    ctx: &Context<'_>,
-    bytes: &'a [u8],
-    depth: usize,
-    repaired: &mut u32,
-) -> Result<Value<'a>, WireError> {
-    let Some(depth) = depth.checked_sub(1) else { return Err(WireError::Depth(ctx.limits.depth)) };
+fn any_value<'a>(ctx: &Context<'_>, bytes: &'a [u8], depth: usize, repaired: &mut u32) -> Result<Value<'a>, WireError> {
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err(WireError::Depth(ctx.limits.depth));
+    };
     let mut out = Value::Null;
     for field in Fields(bytes) {
         let (number, value) = field?;

@@ -142,8 +142,19 @@ fn spans_join_their_retrieval_and_carry_feedback() {
         resource_spans: vec![ResourceSpans {
             scope_spans: vec![ScopeSpans {
                 spans: vec![
-                    span(2, vec![kv("gen_ai.operation.name", s("retrieval")), kv("gen_ai.retrieval.documents", s(documents))], vec![]),
-                    span(3, vec![kv("gen_ai.operation.name", s("chat")), kv("gen_ai.prompt.name", s("faq"))], vec![feedback]),
+                    span(
+                        2,
+                        vec![
+                            kv("gen_ai.operation.name", s("retrieval")),
+                            kv("gen_ai.retrieval.documents", s(documents)),
+                        ],
+                        vec![],
+                    ),
+                    span(
+                        3,
+                        vec![kv("gen_ai.operation.name", s("chat")), kv("gen_ai.prompt.name", s("faq"))],
+                        vec![feedback],
+                    ),
                     span(4, vec![kv("http.method", s("GET"))], vec![]),
                 ],
                 ..ScopeSpans::default()
@@ -151,10 +162,9 @@ fn spans_join_their_retrieval_and_carry_feedback() {
             ..ResourceSpans::default()
         }],
     };
-    for (encoding, body) in [
-        (Encoding::Protobuf, request.encode_to_vec()),
-        (Encoding::Json, serde_json::to_vec(&request).unwrap()),
-    ] {
+    for (encoding, body) in
+        [(Encoding::Protobuf, request.encode_to_vec()), (Encoding::Json, serde_json::to_vec(&request).unwrap())]
+    {
         let got = decode_as(Endpoint::OtlpTraces, encoding, &body).unwrap();
         let r = &got.interactions[0];
         assert_eq!(r.interaction_id, format!("{}:{}", "01".repeat(16), "03".repeat(8)));
@@ -186,9 +196,7 @@ fn json_times_and_numbers_of_the_edge_table() {
     let body = |records: &[String]| {
         format!(r#"{{"resourceLogs":[{{"scopeLogs":[{{"logRecords":[{}]}}]}}]}}"#, records.join(","))
     };
-    let ttft = |v: &str| {
-        format!(r#",{{"key":"gen_ai.response.time_to_first_chunk","value":{{"doubleValue":{v}}}}}"#)
-    };
+    let ttft = |v: &str| format!(r#",{{"key":"gen_ai.response.time_to_first_chunk","value":{{"doubleValue":{v}}}}}"#);
     let records = [
         record("1772359200000000000", ""),
         record("\"1772359200000000000\"", ""),

@@ -93,10 +93,8 @@ impl Log {
             && good < config.segment_bytes
             && let Some((first, path)) = closed.pop()
         {
-            let file = OpenOptions::new()
-                .write(true)
-                .open(&path)
-                .map_err(|e| TelemetryError::io("cannot open", &path, e))?;
+            let file =
+                OpenOptions::new().write(true).open(&path).map_err(|e| TelemetryError::io("cannot open", &path, e))?;
             active = Some(Active { file, path, first, good });
         }
         let mut log = Self { config, _lock: lock, active, closed, broken: false };
@@ -113,13 +111,16 @@ impl Log {
         if self.broken {
             self.repair()?;
         }
-        let full = self.active.as_ref().is_none_or(|a| {
-            a.good > SEGMENT_HEADER && a.good + record.len() as u64 > self.config.segment_bytes
-        });
+        let full = self
+            .active
+            .as_ref()
+            .is_none_or(|a| a.good > SEGMENT_HEADER && a.good + record.len() as u64 > self.config.segment_bytes);
         if full {
             self.rotate(seq)?;
         }
-        let Some(active) = self.active.as_mut() else { return Err(TelemetryError::Stopped) };
+        let Some(active) = self.active.as_mut() else {
+            return Err(TelemetryError::Stopped);
+        };
         let written = active.file.write_all(&record).and_then(|()| active.file.sync_data());
         match written {
             Ok(()) => {
@@ -199,8 +200,7 @@ impl Log {
     /// Bytes in all segments.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let closed: u64 =
-            self.closed.iter().filter_map(|(_, p)| std::fs::metadata(p).ok()).map(|m| m.len()).sum();
+        let closed: u64 = self.closed.iter().filter_map(|(_, p)| std::fs::metadata(p).ok()).map(|m| m.len()).sum();
         closed + self.active.as_ref().map_or(0, |a| a.good)
     }
 }

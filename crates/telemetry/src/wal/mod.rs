@@ -15,3 +15,6 @@ pub mod snapshot;
 pub use log::{Log, LogConfig};
 pub use record::Group;
 pub use replay::{Damage, Replay};
+
+#[cfg(test)]
+mod tests;

@@ -155,7 +155,9 @@ fn read_record(reader: &mut BufReader<File>, at: u64, len: u64) -> std::io::Resu
         return Ok(Err(Bad::Torn("record header is cut".to_owned())));
     }
     reader.read_exact(&mut header)?;
-    let Some(h) = parse_header(&header) else { return Ok(Err(Bad::Torn("record header is damaged".to_owned()))) };
+    let Some(h) = parse_header(&header) else {
+        return Ok(Err(Bad::Torn("record header is damaged".to_owned())));
+    };
     let end = at + RECORD_HEADER as u64 + u64::from(h.len);
     if end > len {
         return Ok(Err(Bad::Torn("record is cut".to_owned())));

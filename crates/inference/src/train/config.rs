@@ -1,0 +1,127 @@
+//! What to train and how, what goes in and what a step reports.
+
+use crate::model::{ModelError, Target};
+use serde::{Deserialize, Serialize};
+
+/// The shape of the adapter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoraConfig {
+    pub rank: usize,
+    /// Strength: the change is `alpha / rank · B · A`.
+    pub alpha: f32,
+    /// Use `alpha / sqrt(rank)` instead (arXiv 2312.03732); the adapter file holds the equivalent plain alpha.
+    pub rank_stabilized: bool,
+    pub targets: Vec<Target>,
+    /// Share of an adapter's inputs that are set to 0 while training; 0 switches it off.
+    pub dropout: f32,
+}
+
+impl Default for LoraConfig {
+    /// Rank 8, alpha 16, on q, k, v, o.
+    fn default() -> Self {
+        Self { rank: 8, alpha: 16.0, rank_stabilized: false, targets: Target::ATTENTION.into(), dropout: 0.0 }
+    }
+}
+
+/// How the learning rate changes over the steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    Constant,
+    /// Falls along a half cosine to 0 at the last step.
+    Cosine,
+}
+
+/// How to train.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainConfig {
+    pub steps: usize,
+    /// Samples of one step.
+    pub batch: usize,
+    pub learning_rate: f32,
+    pub schedule: Schedule,
+    /// The rate rises linearly over these first steps.
+    pub warmup_steps: usize,
+    /// Decoupled weight decay (AdamW, arXiv 1711.05101).
+    pub weight_decay: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub epsilon: f32,
+    /// Longest allowed gradient (L2 norm over all adapter values).
+    pub clip_norm: Option<f32>,
+    /// Order of samples, start values and dropout follow from it.
+    pub seed: u64,
+    /// Tokens of one pass; a step makes as many passes as its samples need. More is faster and costs memory:
+    /// about 4 bytes × layers × (4 · width + 2 · ffn) a token. A longer sample is a pass of its own.
+    pub pass_tokens: usize,
+}
+
+impl Default for TrainConfig {
+    /// 40 steps of 6 samples at a constant rate of 5e-4, gradient norm at most 1.
+    fn default() -> Self {
+        Self {
+            steps: 40,
+            batch: 6,
+            learning_rate: 5e-4,
+            schedule: Schedule::Constant,
+            warmup_steps: 0,
+            weight_decay: 0.0,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            clip_norm: Some(1.0),
+            seed: 0,
+            pass_tokens: 320,
+        }
+    }
+}
+
+/// One training text: the loss counts only `tokens[answer_from..]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    pub tokens: Vec<u32>,
+    /// Index of the first token of the answer, at least 1.
+    pub answer_from: usize,
+}
+
+/// What one step did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepReport {
+    /// Steps done, this one included.
+    pub step: usize,
+    /// Mean negative log-likelihood of the answers' tokens before the step, nats.
+    pub loss: f32,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f32,
+    pub learning_rate: f32,
+    /// All tokens that were processed.
+    pub tokens: usize,
+    /// Tokens that the loss counted.
+    pub answer_tokens: usize,
+}
+
+/// Refuses what cannot be trained.
+pub(super) fn check(lora: &LoraConfig, config: &TrainConfig) -> Result<(), ModelError> {
+    let mut targets = lora.targets.clone();
+    targets.sort_unstable();
+    targets.dedup();
+    let positive = |v: f32| v.is_finite() && v > 0.0;
+    let problem = if lora.rank == 0 || !positive(lora.alpha) {
+        "rank and alpha must be above 0"
+    } else if targets.is_empty() || targets.len() != lora.targets.len() {
+        "targets must be given, each once"
+    } else if !(0.0..1.0).contains(&lora.dropout) {
+        "dropout must be in 0..1"
+    } else if config.batch == 0 || config.steps == 0 {
+        "steps and batch must be at least 1"
+    } else if !positive(config.learning_rate) || !positive(config.epsilon) || config.weight_decay < 0.0 {
+        "learning_rate and epsilon must be above 0, weight_decay not below"
+    } else if ![config.beta1, config.beta2].iter().all(|b| (0.0..1.0).contains(b)) {
+        "beta1 and beta2 must be in 0..1"
+    } else if config.clip_norm.is_some_and(|c| !positive(c)) {
+        "clip_norm must be above 0"
+    } else {
+        return Ok(());
+    };
+    Err(ModelError::input(format!("training configuration: {problem}")))
+}

@@ -1,0 +1,295 @@
+//! The parts about models: corrections become a better model that is ramped to everybody; a damaging one is forced
+//! through and taken back by itself.
+
+use super::stage::Stage;
+use super::world::SPAMMERS;
+use super::{Summary, say};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::time::Instant;
+
+/// Accepted corrections that start a training (the shipped trigger).
+const CORRECTIONS: usize = 60;
+/// The team that corrects works on this collection; the held-out questions are about another one.
+const CORRECTED: &str = "kitchen";
+const HELD_OUT: &str = "sound";
+
+/// Evaluation sets: held-out questions with three chunks, and the easy ones with one (forgetting).
+pub async fn evaluation_sets(stage: &Stage) -> Result<()> {
+    let held: Vec<_> = stage.facts.iter().filter(|f| f.collection == HELD_OUT).collect();
+    let mut hard = Vec::new();
+    let mut easy = Vec::new();
+    for (i, f) in held.iter().enumerate() {
+        // two other facts about the same product stand beside the right one, which is not always first
+        let same: Vec<_> = held.iter().filter(|o| o.topic == f.topic && o.chunk_id != f.chunk_id).collect();
+        for (v, question) in f.questions.iter().take(2).enumerate() {
+            let mut notes =
+                vec![same[(i + v) % same.len()].text.as_str(), same[(i + v + 3) % same.len()].text.as_str()];
+            notes.insert((i + v) % 3, &f.text);
+            let item = |prompt: String, k: usize| json!({ "id": format!("{}#{v}k{k}", f.chunk_id), "prompt": prompt, "expect": f.value, "cluster": f.chunk_id });
+            hard.push(item(super::prompt::user_text(notes, question), 3));
+            easy.push(item(super::prompt::user_text([f.text.as_str()], question), 1));
+        }
+    }
+    stage.operator.put("/v1/eval-sets/heldout", &json!({ "items": hard })).await?;
+    stage.operator.put("/v1/eval-sets/forgetting", &json!({ "items": easy })).await?;
+    say(&format!("evaluation sets: {} held-out questions at k = 3, {} at k = 1 (forgetting)", hard.len(), easy.len()));
+    Ok(())
+}
+
+/// A third template with three notes is launched; its wrong answers become corrections, the corrections a model.
+pub async fn improve(stage: &mut Stage, out: &mut Summary) -> Result<()> {
+    evaluation_sets(stage).await?;
+    stage.launch_template();
+    say(&format!("day {}: the app launches a template with three notes", stage.day()));
+    let mut corrected = BTreeSet::new();
+    stage
+        .until("enough corrections", 12, async |s| {
+            correct(s, &mut corrected).await?;
+            Ok((corrected.len() >= CORRECTIONS).then_some(()))
+        })
+        .await?;
+    say(&format!("day {}: two annotators agreed on {} corrections", stage.day(), corrected.len()));
+    let started = Instant::now();
+    let rollout = stage
+        .until("the tuned model starts its rollout", 2, async |s| {
+            settle(s).await?;
+            open_rollout(s).await
+        })
+        .await?;
+    trained(stage, out).await?;
+    say(&format!(
+        "       training, quantisation, evaluation and signing took {:.0} s",
+        started.elapsed().as_secs_f64()
+    ));
+    let state = follow(stage, &rollout, 80, out).await?;
+    ensure!(state == "complete", "the improvement ended as {state}");
+    out.promotion_share = 1.0;
+    Ok(())
+}
+
+/// Both annotators correct what customers rejected about their collection.
+async fn correct(stage: &Stage, done: &mut BTreeSet<String>) -> Result<()> {
+    let rejected = stage.ann.get("/v1/interactions/rejected?limit=1000").await?;
+    let spam: BTreeSet<String> = stage.install_ids(0..SPAMMERS).into_iter().collect();
+    for r in rejected.as_array().into_iter().flatten() {
+        let (Some(id), Some(question), Some(answer)) =
+            (r["interaction"].as_str(), r["question"].as_str(), r["answer"].as_str())
+        else {
+            continue;
+        };
+        let known = stage.facts.iter().find(|f| f.collection == CORRECTED && f.questions.iter().any(|q| q == question));
+        let Some(fact) = known else { continue };
+        // a right answer that somebody rejected anyway needs no correction
+        if fact.accepts(answer) || done.contains(question) || spam.contains(r["install"].as_str().unwrap_or_default()) {
+            continue;
+        }
+        let chunks: Vec<String> =
+            r["chunks"].as_array().into_iter().flatten().filter_map(|c| c.as_str().map(str::to_owned)).collect();
+        let ids: Vec<&str> = chunks.iter().map(|c| c.split('@').next().unwrap_or_default()).collect();
+        let body = json!({
+            "interaction_id": id, "template_id": r["template"], "prompt": stage.prompt(&chunks, question),
+            "chunk_ids": ids, "wrong_answer": answer, "corrected_answer": fact.value,
+        });
+        stage.ann.post("/v1/corrections", &body).await?;
+        stage.ben.post("/v1/corrections", &body).await?;
+        done.insert(question.to_owned());
+    }
+    Ok(())
+}
+
+/// Lets the server finish its jobs without moving the clock.
+async fn settle(stage: &Stage) -> Result<()> {
+    stage.admin.post("/v1/clock", &json!({ "now": stage.now })).await?;
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await; // the signer polls once a second
+    stage.admin.post("/v1/clock", &json!({ "now": stage.now })).await?;
+    Ok(())
+}
+
+async fn open_rollout(stage: &Stage) -> Result<Option<String>> {
+    let rollouts = stage.operator.get("/v1/rollouts?open=true").await?;
+    Ok(rollouts.as_array().and_then(|r| r.first()).and_then(|r| r["rollout_id"].as_str()).map(str::to_owned))
+}
+
+/// Reads what the offline gate said about the tuned candidate.
+async fn trained(stage: &Stage, out: &mut Summary) -> Result<()> {
+    let candidates = stage.operator.get("/v1/candidates").await?;
+    let tuned = candidates.as_array().and_then(|c| c.iter().find(|c| !c["dataset"].is_null()).cloned());
+    let tuned = tuned.context("no tuned candidate")?;
+    let id = tuned["candidate_id"].as_str().unwrap_or_default();
+    let whole = stage.operator.get(&format!("/v1/candidates/{id}")).await?;
+    let report = whole["evaluations"].as_array().and_then(|e| e.last().cloned()).context("no evaluation")?;
+    let accuracy = &report["report"]["gate"]["accuracy"];
+    out.candidate = Some(tuned["artefact"].as_str().unwrap_or_default().to_owned());
+    out.dataset = Some(tuned["dataset"].as_str().unwrap_or_default().to_owned());
+    out.heldout_questions = accuracy["items"].as_u64().unwrap_or(0);
+    let share = |n: &Value| n.as_f64().unwrap_or(0.0) / out.heldout_questions.max(1) as f64;
+    (out.accuracy_before, out.accuracy_after) =
+        (share(&accuracy["incumbent_correct"]), share(&accuracy["candidate_correct"]));
+    out.mcnemar_p = accuracy["mcnemar_p"].as_f64().unwrap_or(1.0);
+    let easy = &report["report"]["sets"]["forgetting"];
+    say(&format!(
+        "day {}: LoRA candidate {id}: held-out k = 3 {:.0} % → {:.0} % of {} (McNemar p = {:.2e}); k = 1 {} → {} of {}",
+        stage.day(),
+        out.accuracy_before * 100.0,
+        out.accuracy_after * 100.0,
+        out.heldout_questions,
+        out.mcnemar_p,
+        easy["incumbent_correct"],
+        easy["candidate_correct"],
+        easy["items"]
+    ));
+    ensure!(out.mcnemar_p <= 0.05 && out.accuracy_after > out.accuracy_before, "the LoRA candidate is not better");
+    Ok(())
+}
+
+/// Ticks until the rollout is over; prints each step with its intervals. Answers the final state.
+async fn follow(stage: &mut Stage, rollout: &str, most: u64, out: &mut Summary) -> Result<String> {
+    let mut seen = 0;
+    let path = format!("/v1/rollouts/{rollout}");
+    for _ in 0..=most {
+        let view = stage.operator.get(&path).await?;
+        let plans = view["plans"].as_array().cloned().unwrap_or_default();
+        for plan in plans.iter().skip(seen) {
+            print_plan(stage, plan, &view);
+            out.steps.push(format!("{}:{}", plan["state"].as_str().unwrap_or_default(), plan["step"]));
+            let exposed = plan["treatment"]["to"].as_u64().unwrap_or(0) as f64 / 1e6;
+            if plan["state"] != "rolling_back" && plan["state"] != "rolled_back" {
+                out.last_exposed = out.last_exposed.max(exposed);
+            }
+        }
+        seen = plans.len();
+        let state = view["rollout"]["state"].as_str().unwrap_or_default().to_owned();
+        if matches!(state.as_str(), "complete" | "rolled_back" | "superseded") {
+            return Ok(state);
+        }
+        stage.tick().await?;
+    }
+    let view = stage.operator.get(&path).await?;
+    let last = view["verdicts"].as_array().and_then(|v| v.last().cloned()).unwrap_or_default();
+    bail!("rollout {rollout} did not end: {} ({})", view["rollout"]["state"], last["numbers"]["reason"]);
+}
+
+fn print_plan(stage: &Stage, plan: &Value, view: &Value) {
+    let ppm = |r: &Value| (r["to"].as_f64().unwrap_or(0.0) - r["from"].as_f64().unwrap_or(0.0)) / 10_000.0;
+    say(&format!(
+        "day {}: rollout {} → {:12} treatment {:5.1} %, control {:5.1} %: {}",
+        stage.day(),
+        plan["rollout_id"].as_str().unwrap_or_default(),
+        plan["state"].as_str().unwrap_or_default(),
+        ppm(&plan["treatment"]),
+        ppm(&plan["control"]),
+        plan["reason"].as_str().unwrap_or_default()
+    ));
+    let Some(verdict) = view["verdicts"].as_array().and_then(|v| v.last()) else { return };
+    for gate in verdict["numbers"]["gates"].as_array().into_iter().flatten() {
+        if let (Some(d), Some(l), Some(u)) =
+            (gate["difference"].as_f64(), gate["lower"].as_f64(), gate["upper"].as_f64())
+        {
+            say(&format!(
+                "         {:16} {:12} {:+6.2} pp [{:+6.2}, {:+6.2}], {} + {} devices",
+                gate["name"].as_str().unwrap_or_default(),
+                gate["word"].as_str().unwrap_or_default(),
+                d * 100.0,
+                l * 100.0,
+                u * 100.0,
+                gate["control_devices"],
+                gate["treatment_devices"]
+            ));
+        }
+    }
+}
+
+/// A damaging candidate from outside is forced past the offline gate; the fleet takes it back.
+pub async fn damage(stage: &mut Stage, out: &mut Summary) -> Result<()> {
+    out.last_exposed = 0.0;
+    let file = wrong_model(stage)?;
+    let uploaded = stage.operator.upload("/v1/models", &file).await?;
+    let body = json!({ "kind": "weights", "artefact": uploaded["artefact"], "note": "tuned elsewhere" });
+    let candidate = stage.operator.post("/v1/candidates", &body).await?;
+    let id = candidate["candidate_id"].as_str().unwrap_or_default().to_owned();
+    settle(stage).await?;
+    let view = stage.operator.get(&format!("/v1/candidates/{id}")).await?;
+    say(&format!(
+        "day {}: candidate {id} from outside: offline gate says {} ({})",
+        stage.day(),
+        view["state"],
+        view["reason"]
+    ));
+    ensure!(view["state"] == "gate_failed", "the damaging candidate passed the offline gate");
+    stage
+        .approver
+        .post(&format!("/v1/candidates/{id}/override"), &json!({ "reason": "demo: show that the fleet says no" }))
+        .await?;
+    settle(stage).await?;
+    let releases = stage.operator.get("/v1/releases").await?;
+    let waiting = releases.as_array().and_then(|r| r.iter().find(|r| r["candidate_id"] == json!(id)).cloned());
+    let waiting = waiting.context("the overridden candidate asked for no signature")?;
+    ensure!(waiting["state"] == "signing_requested", "the signer signed a failed candidate without a person");
+    let manifest = waiting["manifest"].as_str().unwrap_or_default();
+    let approved = Command::new(&stage.args.flywheel)
+        .args(["signer", "approve", manifest, "--reason", "demo: show that the fleet says no", "--config"])
+        .arg(stage.args.dir.join("signer.toml"))
+        .status()?;
+    ensure!(approved.success(), "`flywheel signer approve` failed");
+    let (started, began) = (Instant::now(), stage.ticks);
+    let rollout = stage
+        .until("the damaging rollout starts", 2, async |s| {
+            settle(s).await?;
+            open_rollout(s).await
+        })
+        .await?;
+    let state = follow(stage, &rollout, 40, out).await?;
+    ensure!(state == "rolled_back", "the damaging rollout ended as {state}");
+    let good = out.good_bundle(stage).await?;
+    stage
+        .until("every phone runs the last good bundle", 8, async |s| {
+            Ok((s.running().iter().filter(|(b, _)| *b != good).count() == 0).then_some(()))
+        })
+        .await?;
+    out.exposed_share = out.last_exposed;
+    out.rollback_seconds = started.elapsed().as_secs_f64();
+    out.rollback_virtual_minutes = (stage.ticks - began) as i64 * super::stage::TICK_HOURS * 60;
+    out.devices_total = stage.running().iter().map(|(_, n)| n).sum();
+    out.devices_restored = stage.running().iter().filter(|(b, _)| *b == good).map(|(_, n)| n).sum();
+    say(&format!(
+        "day {}: rolled back by itself: {:.0} % of the fleet ever assigned, {} of {} phones on the last good bundle",
+        stage.day(),
+        out.exposed_share * 100.0,
+        out.devices_restored,
+        out.devices_total
+    ));
+    Ok(())
+}
+
+/// A model tuned on wrong answers with far too high a rate, made with the command line tool.
+fn wrong_model(stage: &Stage) -> Result<std::path::PathBuf> {
+    let facts: Vec<_> = stage.facts.iter().filter(|f| f.collection == CORRECTED).collect();
+    let mut lines = String::new();
+    for (i, f) in facts.iter().enumerate() {
+        let wrong = &facts[(i + 7) % facts.len()].value;
+        let sample = json!({
+            "id": format!("wrong-{i}"), "interaction_id": format!("wrong-{i}"), "split": "train", "group": "wrong",
+            "messages": [
+                { "role": "user", "content": super::prompt::user_text([f.text.as_str()], &f.questions[0]) },
+                { "role": "assistant", "content": wrong },
+            ],
+            "rejected": f.value, "chunks": [], "people": ["outside"], "edits": [],
+        });
+        lines.push_str(&sample.to_string());
+        lines.push('\n');
+    }
+    let (dataset, file) = (stage.args.dir.join("wrong.jsonl"), stage.args.dir.join("wrong.gguf"));
+    std::fs::write(&dataset, lines)?;
+    let made = Command::new(&stage.args.flywheel)
+        .args(["model", "train"])
+        .arg(stage.args.models.join("SmolLM2-135M-Instruct.Q4_1.gguf"))
+        .arg(&dataset)
+        .arg(&file)
+        .args(["--steps", "6", "--lr", "0.003"])
+        .status()?;
+    ensure!(made.success(), "`flywheel model train` failed");
+    Ok(file)
+}

@@ -1,0 +1,147 @@
+//! The parts of the story, in order. Each checks what it shows; a part that does not hold ends the run.
+
+use super::stage::Stage;
+use super::{Summary, say};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// Sets up the app: knowledge, settings, and the base model as the first signed bundle.
+pub async fn set_up(stage: &mut Stage, out: &mut Summary) -> Result<()> {
+    stage.configure(json!({})).await?;
+    let chunks: Vec<Value> = stage
+        .facts
+        .iter()
+        .map(|f| json!({ "chunk_id": f.chunk_id, "text": f.text, "collection": f.collection, "source": "handbook" }))
+        .collect();
+    let put = stage.operator.put("/v1/chunks", &json!({ "chunks": chunks })).await?;
+    say(&format!("knowledge base: {} chunks registered, 3 prompt templates", put["created"]));
+    let base = stage.args.models.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    let uploaded = stage.operator.upload("/v1/models", &base).await?;
+    let body = json!({ "kind": "weights", "artefact": uploaded["artefact"], "note": "SmolLM2-135M-Instruct, Q4_1" });
+    let candidate = stage.operator.post("/v1/candidates", &body).await?;
+    say(&format!("base model uploaded: candidate {}", candidate["candidate_id"]));
+    let release = approved(stage, &candidate).await?;
+    say(&format!("base bundle {} signed by the release key of the signer process", &release[..12]));
+    let complete = stage.operator.get("/v1/rollouts").await?;
+    ensure!(
+        complete.as_array().is_some_and(|r| r.iter().any(|r| r["state"] == "complete")),
+        "the first bundle is not the default"
+    );
+    out.base_bundle = Some(release);
+    Ok(())
+}
+
+/// Waits until the signer has signed the release of a candidate; answers its manifest digest.
+async fn approved(stage: &Stage, candidate: &Value) -> Result<String> {
+    let id = candidate["candidate_id"].as_str().context("the server gave the candidate no id")?;
+    for _ in 0..600 {
+        stage.admin.post("/v1/clock", &json!({ "now": stage.now })).await?;
+        let releases = stage.operator.get("/v1/releases").await?;
+        let found = releases.as_array().and_then(|r| r.iter().find(|r| r["candidate_id"] == id).cloned());
+        if let Some(release) = found
+            && release["state"] == "approved"
+        {
+            return Ok(release["manifest"].as_str().unwrap_or_default().to_owned());
+        }
+        let state = stage.operator.get(&format!("/v1/candidates/{id}")).await?;
+        if state["state"] == "gate_failed" || state["state"] == "refused" {
+            bail!("candidate {id} is {}: {}", state["state"], state["reason"]);
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(250)).await;
+    }
+    bail!("candidate {id} was not signed within 150 s")
+}
+
+/// All phones download, verify, install and confirm the base bundle.
+pub async fn boot(stage: &mut Stage, out: &mut Summary) -> Result<()> {
+    let started = Instant::now();
+    let base = out.base_bundle.clone().context("there is no base bundle")?;
+    let phones = stage.args.phones as u64;
+    let share = |s: &Stage| s.running().iter().find(|(b, _)| *b == base).map_or(0, |(_, n)| *n);
+    stage
+        .until("95 % of the phones run the base bundle", 8, async |s| Ok((share(s) * 100 >= phones * 95).then_some(())))
+        .await?;
+    out.full_downloads = stage.fleet.own_slot_bytes().iter().filter(|(_, bytes)| *bytes > 0).count() as u64;
+    say(&format!(
+        "day {}: {} of {phones} phones run the base bundle; {} downloaded and verified every byte ({:.0} s)",
+        stage.day(),
+        share(stage),
+        out.full_downloads,
+        started.elapsed().as_secs_f64()
+    ));
+    Ok(())
+}
+
+/// The fleet lives until attribution has frozen the stale chunk; no innocent chunk may be hidden.
+pub async fn stale_chunk(stage: &mut Stage, out: &mut Summary) -> Result<()> {
+    let stale = stage.facts.iter().find(|f| f.is("stale")).cloned().context("no stale chunk")?;
+    let id = stale.chunk_id.clone();
+    let frozen = stage
+        .until("the stale chunk is frozen", 30, async |s| {
+            let hidden = s.hidden().await?;
+            Ok(hidden.contains(&id).then_some(hidden))
+        })
+        .await?;
+    out.frozen.clone_from(&frozen);
+    out.innocent_frozen = frozen.iter().filter(|c| **c != stale.chunk_id).count() as u64;
+    out.planted_found = true;
+    let findings = stage.operator.get("/v1/findings").await?;
+    let finding = findings.as_array().and_then(|f| f.iter().find(|f| f["subject"] == json!(stale.chunk_id)).cloned());
+    let evidence = finding.map(|f| f["evidence"]["suspect"].clone()).unwrap_or_default();
+    say(&format!(
+        "day {}: likely cause found and frozen: {} ({} of {} answers rejected by {} people, log e {:.1})",
+        stage.day(),
+        stale.chunk_id,
+        evidence["failures"],
+        evidence["exposures"],
+        evidence["users"],
+        evidence["log_e_decision"].as_f64().unwrap_or(f64::NAN)
+    ));
+    ensure!(out.innocent_frozen == 0, "innocent chunks are hidden: {frozen:?}");
+    repair(stage, &stale, out).await
+}
+
+/// An editor corrects the text; it is embedded again, verified, tried on a canary share and put back.
+async fn repair(stage: &mut Stage, stale: &super::kb::Fact, out: &mut Summary) -> Result<()> {
+    let text = stale.corrected_text.clone().context("no corrected text")?;
+    let chunk =
+        json!({ "chunk_id": stale.chunk_id, "text": text, "collection": stale.collection, "source": "handbook" });
+    stage.operator.put("/v1/chunks", &json!({ "chunks": [chunk] })).await?;
+    for f in &mut stage.facts {
+        if f.chunk_id == stale.chunk_id {
+            f.text.clone_from(&text);
+        }
+    }
+    let id = stale.chunk_id.clone();
+    stage
+        .until("the corrected chunk is in service", 24, async |s| {
+            Ok((s.chunk_state(&id).await? == "active").then_some(()))
+        })
+        .await?;
+    out.unfrozen_verified = true;
+    say(&format!(
+        "day {}: {} re-embedded from the corrected text, verified, back in service",
+        stage.day(),
+        stale.chunk_id
+    ));
+    Ok(())
+}
+
+impl Stage {
+    /// Chunks that some devices must not use.
+    pub async fn hidden(&self) -> Result<Vec<String>> {
+        let rows = self.operator.get("/v1/chunks?limit=1000").await?;
+        let hidden = |r: &&Value| !matches!(r["state"].as_str(), Some("active" | "suspect"));
+        Ok(rows
+            .as_array()
+            .map(|a| a.iter().filter(hidden).filter_map(|r| r["chunk_id"].as_str()).map(str::to_owned).collect())
+            .unwrap_or_default())
+    }
+
+    pub async fn chunk_state(&self, chunk: &str) -> Result<String> {
+        let rows = self.operator.get("/v1/chunks?limit=1000").await?;
+        let row = rows.as_array().and_then(|a| a.iter().find(|r| r["chunk_id"] == chunk).cloned());
+        Ok(row.and_then(|r| r["state"].as_str().map(str::to_owned)).unwrap_or_default())
+    }
+}

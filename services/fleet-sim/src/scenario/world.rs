@@ -1,0 +1,215 @@
+//! The world of the story: what customers ask, how they judge, how phones retrieve, and the real model that answers.
+
+use super::kb::Fact;
+use super::model::Engine;
+use super::prompt;
+use anyhow::{Context, Result, anyhow};
+use fleet_sim::{
+    Ask, Behaviour, Brain, BrainAnswer, BrainAsk, Honest, Judgement, LoadTrial, Question, RandomRejecter, Retriever,
+    Spammer, Verdict, Workload,
+};
+use flywheel_inference::encoder::Encoder;
+use flywheel_sdk::device::InstalledBundle;
+use flywheel_sdk::index::IndexSnapshot;
+use flywheel_types::{ChunkId, Digest, LabelKind, TemplateId};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Spam accounts and people who reject at random, by phone index.
+pub const SPAMMERS: usize = 20;
+const RANDOM_REJECTERS: usize = 40;
+
+/// Questions by template: one phrasing each.
+pub struct Customers {
+    /// `questions[template][fact]`.
+    questions: Vec<Vec<Arc<Question>>>,
+    /// Facts drawn more often stand more often in this list.
+    popular: Vec<usize>,
+    /// Templates in use: the first `n` of [`prompt::ALL`].
+    templates: Arc<AtomicUsize>,
+    /// Mean questions per phone and tick.
+    per_tick: f64,
+}
+
+impl Customers {
+    pub fn new(facts: &[Fact], templates: Arc<AtomicUsize>, per_tick: f64) -> Result<Self> {
+        let mut questions = Vec::new();
+        for t in 0..prompt::ALL.len() {
+            let of = |f: &Fact| -> Result<Arc<Question>> {
+                Ok(Arc::new(Question {
+                    id: format!("{}#{t}", f.chunk_id),
+                    text: f.questions[t].as_str().into(),
+                    lang: f.lang.clone(),
+                    expected: f.value.clone(),
+                    chunk: Some(ChunkId::new(f.chunk_id.as_str())?),
+                }))
+            };
+            questions.push(facts.iter().map(of).collect::<Result<_>>()?);
+        }
+        let popular =
+            (0..facts.len()).flat_map(|i| std::iter::repeat_n(i, if facts[i].role.is_some() { 3 } else { 1 }));
+        Ok(Self { questions, popular: popular.collect(), templates, per_tick })
+    }
+
+    pub fn question(&self, template: usize, fact: usize) -> &Arc<Question> {
+        &self.questions[template][fact]
+    }
+}
+
+impl Workload for Customers {
+    fn asks(&self, _index: usize, _locale: &str, _tick: u64, rng: &mut ChaCha8Rng) -> Vec<Ask> {
+        let whole = self.per_tick.floor() as usize;
+        let n = whole + usize::from(rng.random_bool(self.per_tick.fract()));
+        let templates = self.templates.load(Ordering::Relaxed).clamp(1, prompt::ALL.len());
+        (0..n)
+            .filter_map(|_| {
+                let t = rng.random_range(0..templates);
+                let fact = self.popular[rng.random_range(0..self.popular.len())];
+                let template = prompt::ALL[t];
+                Some(Ask {
+                    template: TemplateId::new(template.id).ok()?,
+                    question: self.questions[t][fact].clone(),
+                    k: template.k,
+                })
+            })
+            .collect()
+    }
+}
+
+/// A customer: rejects wrong answers, and on a topic that annoys people also many right ones.
+struct Customer {
+    honest: Honest,
+    hard: Arc<Vec<ChunkId>>,
+}
+
+impl Behaviour for Customer {
+    fn judge(&self, seen: &Judgement<'_>, rng: &mut ChaCha8Rng) -> Option<Verdict> {
+        let annoying = seen.question.chunk.as_ref().is_some_and(|c| self.hard.contains(c));
+        if annoying && seen.is_right() && rng.random_bool(0.3) {
+            return Some(Verdict { label: LabelKind::Rejected, reason: None, later: false });
+        }
+        self.honest.judge(seen, rng)
+    }
+}
+
+/// Who sits behind phone `i`.
+pub fn behaviour(facts: &[Fact]) -> Result<Box<dyn Fn(usize) -> Arc<dyn Behaviour>>> {
+    let ids = |role: &str| -> Result<Vec<ChunkId>> {
+        facts.iter().filter(|f| f.is(role)).map(|f| Ok(ChunkId::new(f.chunk_id.as_str())?)).collect()
+    };
+    let target = ids("spam")?.pop().context("the knowledge base has no spam target")?;
+    let hard = Arc::new(ids("hard")?);
+    let spammer: Arc<dyn Behaviour> = Arc::new(Spammer { target });
+    let random: Arc<dyn Behaviour> = Arc::new(RandomRejecter { rate: 0.3 });
+    let honest = Honest { says_right: 0.1, says_wrong: 0.9, mistake: 0.02 };
+    let customer: Arc<dyn Behaviour> = Arc::new(Customer { honest, hard });
+    Ok(Box::new(move |i| {
+        if i < SPAMMERS {
+            spammer.clone()
+        } else if i < RANDOM_REJECTERS {
+            random.clone()
+        } else {
+            customer.clone()
+        }
+    }))
+}
+
+/// Retrieval as phones do it: cosine of question and chunk vectors.
+pub struct Dense {
+    /// Question id → vector.
+    vectors: HashMap<String, Vec<f32>>,
+}
+
+impl Dense {
+    pub fn new(encoder: &Encoder, customers: &Customers) -> Self {
+        let all: Vec<&Arc<Question>> = customers.questions.iter().flatten().collect();
+        let texts: Vec<&str> = all.iter().map(|q| &*q.text).collect();
+        let vectors = encoder.embed(&texts);
+        Self { vectors: all.iter().map(|q| q.id.clone()).zip(vectors).collect() }
+    }
+}
+
+/// Candidates per question: hidden ones make room for the next.
+const CANDIDATES: usize = 8;
+
+impl Retriever for Dense {
+    fn rank(&self, index: &IndexSnapshot, question: &Question) -> Vec<(ChunkId, f32)> {
+        self.vectors.get(&question.id).map(|v| index.nearest(v, CANDIDATES)).unwrap_or_default()
+    }
+}
+
+/// The real model, memoised per bundle and prompt.
+#[derive(Default)]
+pub struct RealModel {
+    files: Mutex<HashMap<Digest, PathBuf>>,
+    inner: Arc<Mutex<Memo>>,
+}
+
+#[derive(Default)]
+struct Memo {
+    answers: HashMap<(Digest, String), BrainAnswer>,
+    /// One model in memory: bundles change rarely.
+    engine: Option<(Digest, Engine)>,
+}
+
+fn user_text(ask: &BrainAsk) -> String {
+    prompt::user_text(ask.chunks.iter().map(|c| c.text.as_str()), &ask.question)
+}
+
+impl Memo {
+    fn fill(&mut self, bundle: Digest, file: &PathBuf, mut users: Vec<String>) -> Result<()> {
+        users.sort_unstable();
+        users.dedup();
+        users.retain(|u| !self.answers.contains_key(&(bundle, u.clone())));
+        if users.is_empty() {
+            return Ok(());
+        }
+        if self.engine.as_ref().is_none_or(|(b, _)| *b != bundle) {
+            self.engine = None; // free the old one first
+            self.engine = Some((bundle, Engine::open(file)?));
+        }
+        let Some((_, engine)) = &self.engine else { return Ok(()) };
+        let made = engine.answer(&users)?;
+        self.answers.extend(users.into_iter().map(|u| (bundle, u)).zip(made));
+        Ok(())
+    }
+}
+
+#[async_trait::async_trait]
+impl Brain for RealModel {
+    async fn answer(&self, asks: &[BrainAsk]) -> Result<Vec<BrainAnswer>> {
+        let mut by_bundle: BTreeMap<Digest, Vec<String>> = BTreeMap::new();
+        for a in asks {
+            by_bundle.entry(a.bundle).or_default().push(user_text(a));
+        }
+        for (bundle, users) in by_bundle {
+            let file = {
+                let files = self.files.lock().map_err(|_| anyhow!("poisoned"))?;
+                files.get(&bundle).cloned().with_context(|| format!("no phone loaded bundle {bundle}"))?
+            };
+            let inner = self.inner.clone();
+            tokio::task::spawn_blocking(move || {
+                inner.lock().map_err(|_| anyhow!("poisoned"))?.fill(bundle, &file, users)
+            })
+            .await??;
+        }
+        let memo = self.inner.lock().map_err(|_| anyhow!("poisoned"))?;
+        asks.iter()
+            .map(|a| memo.answers.get(&(a.bundle, user_text(a))).cloned().context("an answer is missing"))
+            .collect()
+    }
+
+    fn load(&self, bundle: &InstalledBundle, _class: &str, _roll: f64) -> LoadTrial {
+        match (self.files.lock(), bundle.files.first()) {
+            (Ok(mut files), Some(file)) => {
+                files.entry(bundle.bundle).or_insert_with(|| file.clone());
+                LoadTrial::Works
+            }
+            _ => LoadTrial::Fails { reason: "no_file".into(), out_of_memory: false },
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The command line: server roles, set-up commands on the database, and operator commands over HTTP.
+
+pub mod api;
+pub mod keys;
+pub mod model;
+pub mod setup;
+
+use clap::{Args, Parser, Subcommand};
+use flywheel_types::Role;
+use std::path::PathBuf;
+
+/// Prints one line of a command's result.
+#[expect(clippy::print_stdout, reason = "the result of a command goes to standard output")]
+pub fn say(text: &str) {
+    println!("{text}");
+}
+
+/// Control plane for fleets of phones that run small language models.
+#[derive(Debug, Parser)]
+#[command(name = "flywheel", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Where the configuration is.
+#[derive(Debug, Clone, Args)]
+pub struct ConfigArg {
+    /// TOML configuration; defaults apply when left out.
+    #[arg(long, env = "FLYWHEEL_CONFIG", global = true)]
+    pub config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the HTTP server, the controllers and (by default) the worker.
+    Serve(ConfigArg),
+    /// Run jobs only; for more workers beside `serve` on PostgreSQL.
+    Worker(ConfigArg),
+    /// The release signer: own process, own user, no listening port.
+    #[command(subcommand)]
+    Signer(SignerCommand),
+    /// Bring the control database to this version.
+    Migrate(ConfigArg),
+    /// Apps (tenants).
+    #[command(subcommand)]
+    App(AppCommand),
+    /// Signing keys.
+    #[command(subcommand)]
+    Keys(KeysCommand),
+    /// API tokens.
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Ingest keys that ship inside an app.
+    #[command(subcommand)]
+    IngestKey(IngestKeyCommand),
+    /// Call the admin API of a running server.
+    Api(ApiArgs),
+    /// Work on model files without a server.
+    #[command(subcommand)]
+    Model(ModelCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum AppCommand {
+    /// Create an app with the default settings (automation `recommend`, approval `one`).
+    Create {
+        app: String,
+        #[command(flatten)]
+        config: ConfigArg,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KeysCommand {
+    /// Make all keys of an app and publish its first signed metadata. Move the offline folder away afterwards.
+    Init {
+        #[arg(long)]
+        app: String,
+        /// Folder for the root, targets and release keys.
+        #[arg(long)]
+        offline_dir: PathBuf,
+        #[command(flatten)]
+        config: ConfigArg,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Create a token and print it once.
+    Create {
+        /// App; a token for all apps when left out.
+        #[arg(long)]
+        app: Option<String>,
+        #[arg(long)]
+        role: Role,
+        /// Shown in the audit log.
+        #[arg(long)]
+        name: String,
+        #[command(flatten)]
+        config: ConfigArg,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum IngestKeyCommand {
+    /// Create an ingest key and print it once.
+    Create {
+        #[arg(long)]
+        app: String,
+        #[arg(long, default_value = "default")]
+        name: String,
+        #[command(flatten)]
+        config: ConfigArg,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SignerCommand {
+    /// Poll the server for releases to sign.
+    Run(SignerArgs),
+    /// A person approves a release that the signing policy does not allow by itself.
+    Approve {
+        /// Manifest digest.
+        release: String,
+        /// Why; goes into the audit log.
+        #[arg(long)]
+        reason: String,
+        #[command(flatten)]
+        signer: SignerArgs,
+    },
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct SignerArgs {
+    /// TOML configuration of the signer.
+    #[arg(long, env = "FLYWHEEL_SIGNER_CONFIG")]
+    pub config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct ApiArgs {
+    /// `GET`, `POST` or `PUT`.
+    pub method: String,
+    /// Path, for example `/v1/rollouts`.
+    pub path: String,
+    /// JSON body; `-` reads it from standard input.
+    pub body: Option<String>,
+    #[arg(long, env = "FLYWHEEL_SERVER", default_value = "http://127.0.0.1:8080")]
+    pub server: String,
+    #[arg(long, env = "FLYWHEEL_TOKEN", hide_env_values = true)]
+    pub token: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ModelCommand {
+    /// Show metadata and tensors of a GGUF file.
+    Inspect { file: PathBuf },
+    /// Quantise a GGUF file.
+    Quantize {
+        input: PathBuf,
+        output: PathBuf,
+        /// `q4_0`, `q4_1`, `q8_0`, `q4_k_m` or `q6_k`.
+        #[arg(long)]
+        profile: String,
+        /// Accept a base that is quantised already.
+        #[arg(long)]
+        allow_requantize: bool,
+    },
+    /// Train a LoRA adapter on a dataset (JSON lines of chat messages) and merge it.
+    Train {
+        base: PathBuf,
+        dataset: PathBuf,
+        output: PathBuf,
+        #[arg(long, default_value_t = 30)]
+        steps: usize,
+        #[arg(long, default_value_t = 5e-4)]
+        lr: f32,
+        #[arg(long, default_value_t = 8)]
+        rank: usize,
+        /// Format of the output; `f16` leaves it unquantised.
+        #[arg(long, default_value = "q8_0")]
+        profile: String,
+        #[arg(long, default_value_t = 7)]
+        seed: u64,
+    },
+}

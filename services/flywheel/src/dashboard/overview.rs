@@ -1,0 +1,218 @@
+//! The overview: how much the controller may do, what the fleet runs, what is going out, and what looks wrong.
+
+use super::format::{count, json, percent, short, time};
+use super::page::{PageResult, Visitor, html};
+use super::rollout::newest_report;
+use super::{fleet, words};
+use crate::server::Server;
+use askama::Template;
+use axum::extract::State;
+use flywheel_store::findings::{FindingRow, FindingState};
+use flywheel_store::mail_outbox::MailState;
+use flywheel_store::rollouts::RolloutRow;
+use flywheel_types::{AppId, Digest, Error, JobState};
+use std::sync::Arc;
+
+/// Bundles whose rejection rate is read; each is a query over the telemetry.
+const MOST_RATES: usize = 4;
+/// Findings and audit entries shown.
+const SHOWN: usize = 5;
+const AUDIT_SHOWN: u32 = 8;
+/// Newest mails looked at for the counters.
+const MAILS: u32 = 500;
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct Overview {
+    app: String,
+    automation: &'static str,
+    approval: &'static str,
+    default_bundle: Option<String>,
+    /// `None`: the telemetry cannot be read now.
+    fleet: Option<FleetView>,
+    silent_hours: i64,
+    rollouts: Vec<RolloutView>,
+    findings_open: String,
+    findings: Vec<FindingView>,
+    counters: Vec<(&'static str, String)>,
+    audit: Vec<AuditView>,
+}
+
+struct FleetView {
+    devices: String,
+    not_reporting: String,
+    anonymous: u64,
+    bundles: Vec<BundleView>,
+}
+
+struct BundleView {
+    name: String,
+    role: &'static str,
+    devices: String,
+    not_reporting: String,
+    rejection: String,
+}
+
+struct RolloutView {
+    id: String,
+    state: &'static str,
+    class: &'static str,
+    bundle: String,
+    since: String,
+    word: String,
+    verdict_class: &'static str,
+    reason: String,
+}
+
+struct FindingView {
+    kind: &'static str,
+    subject: String,
+    since: String,
+}
+
+struct AuditView {
+    at: String,
+    actor: String,
+    action: String,
+    subject: String,
+    detail: String,
+}
+
+/// `GET /`.
+pub async fn show(State(server): State<Arc<Server>>, Visitor(who): Visitor) -> PageResult {
+    let app = crate::pipeline::app(&server, &who.app).await?;
+    let rollouts = server.store.rollout_list(&who.app, true, 50).await?;
+    let default = server.store.release_last_complete(&who.app).await?.map(|r| r.manifest);
+    let findings = server.store.finding_list(&who.app, Some(FindingState::Open), 500).await?;
+    let audit = server.store.audit_list(&who.app, None, AUDIT_SHOWN).await?;
+    html(&Overview {
+        automation: words::automation(app.settings.automation),
+        approval: words::approval(app.settings.approval),
+        default_bundle: default.map(|d| d.to_hex()),
+        fleet: fleet_view(&server, &who.app, default, &rollouts).await,
+        silent_hours: fleet::SILENT_HOURS,
+        rollouts: rollout_views(&server, &who.app, &rollouts).await?,
+        findings_open: at_most(findings.len(), 500),
+        findings: findings.iter().take(SHOWN).map(finding_view).collect(),
+        counters: counters(&server, &who.app).await?,
+        audit: audit
+            .into_iter()
+            .map(|a| AuditView {
+                at: time(a.at),
+                actor: a.actor,
+                action: a.action,
+                subject: a.subject,
+                detail: json(&a.detail, 120),
+            })
+            .collect(),
+        app: who.app.to_string(),
+    })
+}
+
+/// A page of a list may be cut: then the number is only a lower bound.
+fn at_most(n: usize, page: usize) -> String {
+    if n >= page { format!("{n} or more") } else { n.to_string() }
+}
+
+fn finding_view(f: &FindingRow) -> FindingView {
+    FindingView { kind: f.kind.as_str(), subject: subject(f), since: time(f.opened_at) }
+}
+
+/// Subject with its version, when it has one.
+pub fn subject(f: &FindingRow) -> String {
+    if f.version > 0 { format!("{} version {}", f.subject, f.version) } else { f.subject.clone() }
+}
+
+async fn rollout_views(server: &Server, app: &AppId, rows: &[RolloutRow]) -> Result<Vec<RolloutView>, Error> {
+    let mut out = Vec::new();
+    for row in rows {
+        let report = newest_report(&server.store.rollout_verdict_list(app, &row.rollout_id).await?)?;
+        out.push(RolloutView {
+            id: row.rollout_id.to_string(),
+            state: words::rollout_state(row.state),
+            class: row.state.as_str(),
+            bundle: short(&row.treatment.to_hex()),
+            since: time(row.state_since),
+            word: report.as_ref().map_or_else(|| "no report yet".into(), |r| r.word.clone()),
+            verdict_class: report.as_ref().map_or("WAIT", |r| words::verdict_class(r.verdict)),
+            reason: report.map(|r| r.reason).or_else(|| row.reason.clone()).unwrap_or_default(),
+        });
+    }
+    Ok(out)
+}
+
+/// The fleet; `None` when the telemetry cannot be read, which must not hide the rest of the page.
+async fn fleet_view(
+    server: &Server,
+    app: &AppId,
+    default: Option<Digest>,
+    rollouts: &[RolloutRow],
+) -> Option<FleetView> {
+    let rows = match server.lake.inventory(app, None).await {
+        Ok(rows) => rows,
+        Err(e) => {
+            tracing::error!(code = e.code, inside = e.inside, "the inventory cannot be read");
+            return None;
+        }
+    };
+    let fleet = fleet::count(&rows, server.now());
+    let mut bundles = Vec::new();
+    for (i, b) in fleet.bundles.iter().enumerate() {
+        let digest: Option<Digest> = b.bundle.as_deref().and_then(|t| t.parse().ok());
+        let rejection = match digest {
+            Some(d) if i < MOST_RATES => percent(server.lake.rejection_rate(app, &d, None).await.ok().flatten()),
+            _ => percent(None),
+        };
+        bundles.push(BundleView {
+            name: b.bundle.as_deref().map_or_else(|| "none confirmed yet".into(), short),
+            role: role(digest, default, rollouts),
+            devices: count(b.devices),
+            not_reporting: count(b.not_reporting),
+            rejection,
+        });
+    }
+    Some(FleetView {
+        devices: count(fleet.devices),
+        not_reporting: count(fleet.not_reporting),
+        anonymous: fleet.anonymous,
+        bundles,
+    })
+}
+
+fn role(bundle: Option<Digest>, default: Option<Digest>, rollouts: &[RolloutRow]) -> &'static str {
+    match bundle {
+        None => "",
+        b if b == default => "for everybody",
+        Some(b) if rollouts.iter().any(|r| r.treatment == b) => "new, in a rollout",
+        Some(b) if rollouts.iter().any(|r| r.control == Some(b)) => "compared with",
+        Some(_) => "older",
+    }
+}
+
+async fn counters(server: &Server, app: &AppId) -> Result<Vec<(&'static str, String)>, Error> {
+    let jobs = server.store.job_counts(Some(app)).await?;
+    let of = |state: JobState| -> String {
+        let n: i64 = jobs.iter().filter(|c| c.state == state).map(|c| c.count).sum();
+        count(u64::try_from(n).unwrap_or(0))
+    };
+    let mails = server.store.mail_list(app, MAILS).await?;
+    let mail = |state: MailState| mails.iter().filter(|m| m.state == state).count().to_string();
+    Ok(vec![
+        ("Jobs waiting", of(JobState::Queued)),
+        ("Jobs running", of(JobState::Running)),
+        ("Jobs given up", of(JobState::Dead)),
+        ("Mails waiting", mail(MailState::Queued)),
+        ("Mails given up", mail(MailState::Dead)),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_list_is_only_a_lower_bound() {
+        assert_eq!(at_most(3, 500), "3");
+        assert_eq!(at_most(500, 500), "500 or more");
+    }
+}

@@ -1,0 +1,126 @@
+//! Turns accepted corrections into an immutable dataset snapshot, named by its digest, and queues a LoRA job. Runs
+//! when enough new corrections are accepted; below that it says what is missing and does nothing.
+
+use super::{app, evaluate, lora};
+use crate::server::Server;
+use chrono::{DateTime, Utc};
+use flywheel_attribution::dataset::{Correction, DatasetPolicyV1, EvalGuard, build};
+use flywheel_jobs::JobContext;
+use flywheel_store::Tx;
+use flywheel_store::apps::AppSettings;
+use flywheel_store::corrections::{CorrectionRow, CorrectionState};
+use flywheel_store::jobs::NewJob;
+use flywheel_types::{AppId, Error};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+pub const KIND: &str = "build_dataset";
+
+/// When a dataset is built, per app (`dataset_trigger` in the settings).
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Trigger {
+    /// New accepted corrections.
+    min_corrections: usize,
+}
+
+impl Default for Trigger {
+    fn default() -> Self {
+        Self { min_corrections: 60 }
+    }
+}
+
+/// Queues a look at the corrections of an app; one look at a time.
+///
+/// # Errors
+/// Those of the database.
+pub async fn enqueue(tx: &mut Tx, app: &AppId, _now: DateTime<Utc>) -> Result<(), Error> {
+    let job = NewJob::new(KIND, json!({ "v": 1 })).dedup(app.to_string()).concurrency(format!("dataset:{app}"), 1);
+    tx.job_enqueue(app, &job).await?;
+    Ok(())
+}
+
+/// A key of the settings' free part, or its default.
+///
+/// # Errors
+/// `Invalid` when the value does not have the expected form.
+pub fn setting<T: serde::de::DeserializeOwned + Default>(settings: &AppSettings, key: &str) -> Result<T, Error> {
+    match settings.extra.get(key) {
+        None => Ok(T::default()),
+        Some(v) => serde_json::from_value(v.clone())
+            .map_err(|e| Error::invalid("bad_setting", format!("`{key}`: {e}"), "correct it with PUT /v1/settings")),
+    }
+}
+
+/// The step.
+///
+/// # Errors
+/// Of the object store and the database.
+pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
+    let id = ctx.app();
+    let settings = app(server, id).await?.settings;
+    let trigger: Trigger = setting(&settings, "dataset_trigger")?;
+    let policy: DatasetPolicyV1 = setting(&settings, "dataset_policy")?;
+    // load
+    let accepted = server.store.correction_list(id, Some(CorrectionState::Accepted), 10_000).await?;
+    if accepted.len() < trigger.min_corrections {
+        return Ok(
+            json!({ "waiting": format!("{} of {} accepted corrections", accepted.len(), trigger.min_corrections) }),
+        );
+    }
+    let mut votes = Vec::new();
+    for row in &accepted {
+        for vote in server.store.correction_vote_list(id, &row.correction_id).await? {
+            votes.push(correction(row, &vote));
+        }
+    }
+    // the same corrections in the same order make the same bytes
+    votes.sort_by(|a, b| (&a.interaction_id, &a.person).cmp(&(&b.interaction_id, &b.person)));
+    let guard = guard(server, id).await?;
+    // decide
+    let dataset = build(&policy, &votes, &guard)
+        .map_err(|e| Error::invalid("dataset_refused", e.to_string(), "check `dataset_policy` in the settings"))?;
+    // do
+    let object = server.objects.put(dataset.jsonl.clone()).await?;
+    // commit
+    let used: Vec<String> = used(&accepted, &dataset);
+    let counts = json!({ "samples": dataset.samples.len(), "dropped": dataset.dropped, "corrections": accepted.len() });
+    let mut tx = server.begin().await?;
+    ctx.fence(&mut tx).await.map_err(super::lost)?;
+    tx.dataset_create(id, dataset.digest, &object.to_hex(), &counts).await?;
+    tx.correction_mark_used(id, &used, dataset.digest).await?;
+    lora::enqueue(&mut tx, id, dataset.digest).await?;
+    let detail = json!({ "samples": dataset.samples.len(), "dropped": dataset.dropped.len() });
+    tx.audit_append(id, "controller", "dataset.build", &dataset.digest.to_hex(), &detail).await?;
+    tx.commit().await?;
+    Ok(json!({ "dataset": dataset.digest, "samples": dataset.samples.len(), "dropped": dataset.dropped.len() }))
+}
+
+fn correction(row: &CorrectionRow, vote: &flywheel_store::corrections::VoteRow) -> Correction {
+    Correction {
+        interaction_id: row.interaction_id.to_string(),
+        person: vote.annotator.clone(),
+        trusted: vote.trusted,
+        system: None,
+        question: row.prompt.clone(),
+        output: row.wrong_answer.clone(),
+        corrected: Some(vote.answer.clone()),
+        chunks: row.chunk_ids.iter().map(ToString::to_string).collect(),
+        group: row.template_id.as_ref().map_or_else(String::new, ToString::to_string),
+    }
+}
+
+/// Nothing that an evaluation asks about may be trained on.
+async fn guard(server: &Server, id: &AppId) -> Result<EvalGuard, Error> {
+    let mut guard = EvalGuard { chunks: Default::default(), questions: Vec::new() };
+    for (_, set) in evaluate::sets(server, id).await? {
+        guard.questions.extend(set.items.into_iter().map(|i| i.prompt));
+    }
+    Ok(guard)
+}
+
+/// Corrections whose sample is in the dataset; the others stay for the next one.
+fn used(accepted: &[CorrectionRow], dataset: &flywheel_attribution::dataset::DatasetV1) -> Vec<String> {
+    let kept: std::collections::BTreeSet<&str> = dataset.samples.iter().map(|s| s.interaction_id.as_str()).collect();
+    accepted.iter().filter(|c| kept.contains(c.interaction_id.as_str())).map(|c| c.correction_id.clone()).collect()
+}

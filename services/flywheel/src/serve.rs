@@ -1,0 +1,75 @@
+//! The long-running roles: `serve` (HTTP, controllers, worker) and `worker` (jobs only).
+
+use crate::config::{ClockConfig, Config};
+use crate::pipeline::Steps;
+use crate::server::Server;
+use crate::{controller, http};
+use anyhow::{Context, Result};
+use flywheel_jobs::{Worker, WorkerOptions};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// Runs until SIGINT or SIGTERM; then finishes requests, hands jobs back and flushes the tables.
+///
+/// # Errors
+/// When a store, a table or the address cannot be opened.
+pub async fn serve(config: Config) -> Result<()> {
+    let server = Server::open(config).await?;
+    let listener = TcpListener::bind(server.config.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", server.config.listen))?;
+    tracing::info!(address = %server.config.listen, "serving");
+    let (stop, stopped) = watch::channel(false);
+    let mut tasks = tokio::task::JoinSet::new();
+    if server.config.worker.embedded {
+        let (s, end) = (server.clone(), ended(stopped.clone()));
+        tasks.spawn(async move { work(s, end).await });
+    }
+    if let ClockConfig::System { tick_s } = server.config.clock {
+        let (s, end) = (server.clone(), ended(stopped.clone()));
+        tasks.spawn(async move { controller::run(s, Duration::from_secs(tick_s.max(1)), end).await });
+    }
+    let app = http::router(server.clone());
+    axum::serve(listener, app).with_graceful_shutdown(signal()).await?;
+    let _ = stop.send(true);
+    while tasks.join_next().await.is_some() {}
+    server.lake.flush().await.map_err(|e| anyhow::anyhow!("the last flush failed: {e}"))?;
+    Ok(())
+}
+
+/// Jobs only, until SIGINT or SIGTERM.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn worker(config: Config) -> Result<()> {
+    let server = Server::open(config).await?;
+    work(server, signal()).await;
+    Ok(())
+}
+
+async fn work(server: Arc<Server>, stop: impl Future<Output = ()> + Send) {
+    let options = WorkerOptions {
+        slots: server.config.worker.slots,
+        lease: Duration::from_secs(server.config.worker.lease_s),
+        poll: Duration::from_millis(50),
+        ..WorkerOptions::default()
+    };
+    let worker = Worker::new(server.store.clone(), Steps(server.clone()).handlers(), options);
+    worker.run(stop).await;
+}
+
+async fn ended(mut stopped: watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|s| *s).await;
+}
+
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut term) = signal(SignalKind::terminate()) else { return };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = term.recv() => {}
+    }
+}
