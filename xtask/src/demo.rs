@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long, default_value_t = 7)]
     seed: u64,
     /// Simulated phones.
-    #[arg(long, default_value_t = 2200)]
+    #[arg(long, default_value_t = 2600)]
     phones: u32,
     /// Write the summary as JSON.
     #[arg(long)]
@@ -36,7 +36,7 @@ pub struct Args {
 
 impl Default for Args {
     fn default() -> Self {
-        Self { seed: 7, phones: 2200, summary: None, until: UNTIL.into(), keep: false }
+        Self { seed: 7, phones: 2600, summary: None, until: UNTIL.into(), keep: false }
     }
 }
 
@@ -83,7 +83,7 @@ fn print_end(summary: &Value, place: &Place, keep: bool) {
 
 fn build() -> Result<()> {
     // cargo shows its own progress
-    process::run("building flywheel and fleet-sim", process::cargo().args(["build", "--workspace", "--all-targets"]))
+    process::run("building flywheel and fleet-sim", process::cargo().args(["build", "--workspace", "--bins"]))
 }
 
 fn read_summary(path: &Path) -> Value {

@@ -6,7 +6,7 @@ use anyhow::Result;
 pub fn run(no_demo: bool) -> Result<()> {
     let models = model::ensure()?;
     // the whole-flow tests run the real binary
-    process::run("building the binaries", process::cargo().args(["build", "--workspace", "--all-targets"]))?;
+    process::run("building the binaries", process::cargo().args(["build", "--workspace", "--bins"]))?;
     let cluster = postgres::Cluster::start()?;
     let mut tests = process::cargo();
     tests.args(["nextest", "run", "--workspace", "--no-fail-fast"]).env("FLYWHEEL_MODELS", &models);

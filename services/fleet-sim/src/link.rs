@@ -25,6 +25,17 @@ impl Link {
         Self { inner, part: part.into(), faults: Mutex::new(faults.into()) }
     }
 
+    /// The next `times` answers meet this fault too.
+    pub fn add(&self, fault: LinkFault, times: usize) {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.extend(std::iter::repeat_n(fault, times));
+    }
+
+    /// From now on the link is honest.
+    pub fn clear(&self) {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Faults that have not happened yet.
     #[must_use]
     pub fn left(&self) -> usize {

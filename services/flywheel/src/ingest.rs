@@ -48,7 +48,7 @@ pub fn lake_config(config: &Config) -> Result<LakeConfig> {
     let mut lake = LakeConfig::local(&config.lake_dir())?;
     lake.writer_id.clone_from(&config.writer_id);
     lake.commit_interval = std::time::Duration::from_secs(config.ingest.flush_s);
-    lake.ingest.limits.max_decoded_bytes = config.ingest.max_body_bytes;
+    lake.ingest.limits.decoded_bytes = config.ingest.max_body_bytes;
     lake.ingest.budget_bytes = usize::try_from(config.ingest.max_backlog_bytes).unwrap_or(usize::MAX);
     lake.ingest.classifier = Some(Arc::new(classify));
     Ok(lake)

@@ -105,11 +105,6 @@ impl Server {
         self.jobs.notify_waiters();
     }
 
-    /// Ends when [`Self::jobs_changed`] is called.
-    pub async fn wait_for_jobs(&self) {
-        self.jobs.notified().await;
-    }
-
     /// The app behind an ingest key.
     ///
     /// # Errors

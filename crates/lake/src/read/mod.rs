@@ -22,7 +22,7 @@ use crate::lake::Lake;
 use crate::provider::{Scope, session};
 use crate::versions::Versions;
 use arrow::array::RecordBatch;
-use chrono::{DateTime, Duration, SecondsFormat, Utc};
+use chrono::{DateTime, Duration, Utc};
 use datafusion::prelude::SessionContext;
 use flywheel_telemetry::Table;
 use flywheel_types::{AppId, LabelKind, TrustClass};
@@ -48,9 +48,10 @@ impl Lake {
     }
 }
 
-/// A moment as an SQL literal.
+/// A moment as an SQL constant of exactly the column's type: a plain `TIMESTAMP` literal has nanoseconds, ends in
+/// the year 2262 and would put a cast on the column.
 fn moment(t: DateTime<Utc>) -> String {
-    format!("TIMESTAMP '{}'", t.to_rfc3339_opts(SecondsFormat::Micros, true))
+    format!("arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')", t.timestamp_micros())
 }
 
 /// A moment within the years SQL can write, 1970 to 9999.

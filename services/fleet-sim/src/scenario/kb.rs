@@ -18,9 +18,6 @@ pub struct Fact {
     pub value: String,
     /// One phrasing per template.
     pub questions: [String; 3],
-    /// What the stale chunk wrongly says.
-    #[serde(default)]
-    pub stale_value: Option<String>,
     /// What the editor will write instead.
     #[serde(default)]
     pub corrected_text: Option<String>,

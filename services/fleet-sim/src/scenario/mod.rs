@@ -1,6 +1,7 @@
 //! The story of the demo: a fleet of simulated phones, the people around it, and what must hold at the end.
 
 mod admin;
+mod forgery;
 pub mod kb;
 pub mod model;
 pub mod probe;
@@ -9,9 +10,10 @@ mod repair;
 mod stage;
 mod story;
 mod summary;
+mod tamper;
 mod world;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use stage::Stage;
 use std::path::PathBuf;
 pub use summary::Summary;
@@ -47,7 +49,7 @@ pub struct Args {
     pub flywheel: PathBuf,
     #[arg(long, default_value_t = 7)]
     pub seed: u64,
-    #[arg(long, default_value_t = 2200)]
+    #[arg(long, default_value_t = 2600)]
     pub phones: usize,
     #[arg(long)]
     pub summary: PathBuf,
@@ -86,7 +88,13 @@ async fn play(args: Args, out: &mut Summary) -> Result<()> {
         out.parts.push(Part::Chunk);
     }
     if until >= Part::Improve {
+        let mut victim = tamper::Victim::open(&stage)?;
+        victim.follow(stage.now).await?;
         repair::improve(&mut stage, out).await?;
+        ensure!(!out.forgery_moved_gate, "the forged fleet moved a gate");
+        out.tamper_refused = victim.attacked(stage.now).await?;
+        ensure!(out.tamper_refused, "a tampered bundle was not refused");
+        say("a phone refused a tampered bundle and kept its own; a forged fleet moved no gate");
         out.parts.push(Part::Improve);
     }
     if until >= Part::Damage {

@@ -19,13 +19,6 @@ pub const PAIR: Template = Template { id: "answer-pair", k: 2 };
 pub const NOTES: Template = Template { id: "answer-notes", k: 3 };
 pub const ALL: [Template; 3] = [SHORT, PAIR, NOTES];
 
-impl Template {
-    /// The template with this id.
-    pub fn find(id: &str) -> Option<Self> {
-        ALL.into_iter().find(|t| t.id == id)
-    }
-}
-
 /// The user's message: notes in rank order, then the question.
 pub fn user_text<'a>(notes: impl IntoIterator<Item = &'a str>, question: &str) -> String {
     let list: Vec<&str> = notes.into_iter().collect();

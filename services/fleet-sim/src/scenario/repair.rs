@@ -1,6 +1,7 @@
 //! The parts about models: corrections become a better model that is ramped to everybody; a damaging one is forced
 //! through and taken back by itself.
 
+use super::forgery;
 use super::stage::Stage;
 use super::world::SPAMMERS;
 use super::{Summary, say};
@@ -10,8 +11,8 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Instant;
 
-/// Accepted corrections that start a training (the shipped trigger).
-const CORRECTIONS: usize = 60;
+/// Corrections that the two annotators make.
+pub const CORRECTIONS: usize = 20;
 /// The team that corrects works on this collection; the held-out questions are about another one.
 const CORRECTED: &str = "kitchen";
 const HELD_OUT: &str = "sound";
@@ -76,21 +77,24 @@ async fn correct(stage: &Stage, done: &mut BTreeSet<String>) -> Result<()> {
     let spam: BTreeSet<String> = stage.install_ids(0..SPAMMERS).into_iter().collect();
     for r in rejected.as_array().into_iter().flatten() {
         let (Some(id), Some(question), Some(answer)) =
-            (r["interaction"].as_str(), r["question"].as_str(), r["answer"].as_str())
+            (r["interaction_id"].as_str(), r["question"].as_str(), r["answer"].as_str())
         else {
             continue;
         };
         let known = stage.facts.iter().find(|f| f.collection == CORRECTED && f.questions.iter().any(|q| q == question));
         let Some(fact) = known else { continue };
         // a right answer that somebody rejected anyway needs no correction
-        if fact.accepts(answer) || done.contains(question) || spam.contains(r["install"].as_str().unwrap_or_default()) {
+        if fact.accepts(answer)
+            || done.contains(question)
+            || spam.contains(r["install_id"].as_str().unwrap_or_default())
+        {
             continue;
         }
         let chunks: Vec<String> =
             r["chunks"].as_array().into_iter().flatten().filter_map(|c| c.as_str().map(str::to_owned)).collect();
         let ids: Vec<&str> = chunks.iter().map(|c| c.split('@').next().unwrap_or_default()).collect();
         let body = json!({
-            "interaction_id": id, "template_id": r["template"], "prompt": stage.prompt(&chunks, question),
+            "interaction_id": id, "template_id": r["template_id"], "prompt": stage.prompt(&chunks, question),
             "chunk_ids": ids, "wrong_answer": answer, "corrected_answer": fact.value,
         });
         stage.ann.post("/v1/corrections", &body).await?;
@@ -147,25 +151,34 @@ async fn trained(stage: &Stage, out: &mut Summary) -> Result<()> {
 
 /// Ticks until the rollout is over; prints each step with its intervals. Answers the final state.
 async fn follow(stage: &mut Stage, rollout: &str, most: u64, out: &mut Summary) -> Result<String> {
-    let mut seen = 0;
+    let (mut seen, mut forged) = (0, None);
     let path = format!("/v1/rollouts/{rollout}");
     for _ in 0..=most {
         let view = stage.operator.get(&path).await?;
         let plans = view["plans"].as_array().cloned().unwrap_or_default();
         for plan in plans.iter().skip(seen) {
             print_plan(stage, plan, &view);
-            out.steps.push(format!("{}:{}", plan["state"].as_str().unwrap_or_default(), plan["step"]));
-            let exposed = plan["treatment"]["to"].as_u64().unwrap_or(0) as f64 / 1e6;
-            if plan["state"] != "rolling_back" && plan["state"] != "rolled_back" {
-                out.last_exposed = out.last_exposed.max(exposed);
+            if plan["state"] == "canary" && out.candidate.is_some() && !out.forgery_tried {
+                out.forgery_tried = true;
+                forged = Some(forgery::send(stage, rollout).await?);
             }
+            out.steps.push(format!("{}:{}", plan["state"].as_str().unwrap_or_default(), plan["step"]));
         }
         seen = plans.len();
         let state = view["rollout"]["state"].as_str().unwrap_or_default().to_owned();
+        if let Some(f) = &forged
+            && plans.len() > 3
+        {
+            out.forgery_moved_gate = forgery::moved_gate(stage, rollout, f).await?;
+            forged = None;
+        }
         if matches!(state.as_str(), "complete" | "rolled_back" | "superseded") {
             return Ok(state);
         }
         stage.tick().await?;
+        let treatment = plans.last().and_then(|p| p["candidate_bundle"].as_str()).unwrap_or_default();
+        let now = stage.running().iter().find(|(b, _)| b == treatment).map_or(0, |(_, n)| *n);
+        out.most_exposed = out.most_exposed.max(now);
     }
     let view = stage.operator.get(&path).await?;
     let last = view["verdicts"].as_array().and_then(|v| v.last().cloned()).unwrap_or_default();
@@ -204,7 +217,7 @@ fn print_plan(stage: &Stage, plan: &Value, view: &Value) {
 
 /// A damaging candidate from outside is forced past the offline gate; the fleet takes it back.
 pub async fn damage(stage: &mut Stage, out: &mut Summary) -> Result<()> {
-    out.last_exposed = 0.0;
+    out.most_exposed = 0;
     let file = wrong_model(stage)?;
     let uploaded = stage.operator.upload("/v1/models", &file).await?;
     let body = json!({ "kind": "weights", "artefact": uploaded["artefact"], "note": "tuned elsewhere" });
@@ -249,13 +262,13 @@ pub async fn damage(stage: &mut Stage, out: &mut Summary) -> Result<()> {
             Ok((s.running().iter().filter(|(b, _)| *b != good).count() == 0).then_some(()))
         })
         .await?;
-    out.exposed_share = out.last_exposed;
+    out.exposed_share = out.most_exposed as f64 / stage.args.phones as f64;
     out.rollback_seconds = started.elapsed().as_secs_f64();
     out.rollback_virtual_minutes = (stage.ticks - began) as i64 * super::stage::TICK_HOURS * 60;
     out.devices_total = stage.running().iter().map(|(_, n)| n).sum();
     out.devices_restored = stage.running().iter().filter(|(b, _)| *b == good).map(|(_, n)| n).sum();
     say(&format!(
-        "day {}: rolled back by itself: {:.0} % of the fleet ever assigned, {} of {} phones on the last good bundle",
+        "day {}: rolled back by itself: {:.0} % of the fleet ever ran it, {} of {} phones on the last good bundle",
         stage.day(),
         out.exposed_share * 100.0,
         out.devices_restored,

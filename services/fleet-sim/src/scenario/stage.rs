@@ -159,7 +159,6 @@ fn fleet(args: &Args, facts: &[Fact], templates: &Arc<AtomicUsize>, start: DateT
     config.seed = args.seed;
     config.send_content = true;
     config.use_index = true;
-    config.tampered_phones = 1;
     let customers = Arc::new(Customers::new(facts, templates.clone(), 1.5)?);
     let encoder = Encoder::open(&args.models.join("all-minilm-l6-v2"))?;
     let retriever = Arc::new(Dense::new(&encoder, &customers));

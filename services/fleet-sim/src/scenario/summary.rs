@@ -26,8 +26,11 @@ pub struct Summary {
     /// `state:step` of every plan of every rollout, in order.
     pub steps: Vec<String>,
     pub promotion_share: f64,
-    /// Largest share of the fleet assigned to the rollout that is followed now.
-    pub last_exposed: f64,
+    /// Most phones that ran the treatment of the rollout that is followed now.
+    pub most_exposed: u64,
+    pub forgery_tried: bool,
+    pub forgery_moved_gate: bool,
+    pub tamper_refused: bool,
     pub exposed_share: f64,
     pub rollback_seconds: f64,
     pub rollback_virtual_minutes: i64,

@@ -9,8 +9,7 @@ use fleet_sim::{
     Spammer, Verdict, Workload,
 };
 use flywheel_inference::encoder::Encoder;
-use flywheel_sdk::device::InstalledBundle;
-use flywheel_sdk::index::IndexSnapshot;
+use flywheel_sdk::{IndexSnapshot, InstalledBundle};
 use flywheel_types::{ChunkId, Digest, LabelKind, TemplateId};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -54,21 +53,22 @@ impl Customers {
             (0..facts.len()).flat_map(|i| std::iter::repeat_n(i, if facts[i].role.is_some() { 3 } else { 1 }));
         Ok(Self { questions, popular: popular.collect(), templates, per_tick })
     }
-
-    pub fn question(&self, template: usize, fact: usize) -> &Arc<Question> {
-        &self.questions[template][fact]
-    }
 }
 
 impl Workload for Customers {
-    fn asks(&self, _index: usize, _locale: &str, _tick: u64, rng: &mut ChaCha8Rng) -> Vec<Ask> {
+    fn asks(&self, _index: usize, locale: &str, _tick: u64, rng: &mut ChaCha8Rng) -> Vec<Ask> {
         let whole = self.per_tick.floor() as usize;
         let n = whole + usize::from(rng.random_bool(self.per_tick.fract()));
         let templates = self.templates.load(Ordering::Relaxed).clamp(1, prompt::ALL.len());
         (0..n)
             .filter_map(|_| {
-                let t = rng.random_range(0..templates);
+                // most answers use two notes; the third template takes half of the traffic once it is launched
+                let early = usize::from(rng.random_bool(0.85));
+                let t = if templates > 2 && rng.random_bool(0.5) { 2 } else { early };
                 let fact = self.popular[rng.random_range(0..self.popular.len())];
+                if !locale.starts_with(self.questions[t][fact].lang.as_str()) && self.questions[t][fact].lang != "en" {
+                    return None; // people ask in their own language; everybody's phone also gets English questions
+                }
                 let template = prompt::ALL[t];
                 Some(Ask {
                     template: TemplateId::new(template.id).ok()?,

@@ -130,14 +130,6 @@ impl Delivery {
         self.tree(app).execute(&plan, blob)?;
         Ok(plan.after)
     }
-
-    /// Roles whose life is half used or over.
-    ///
-    /// # Errors
-    /// As [`Self::state`].
-    pub fn due(&self, app: &AppId, now: DateTime<Utc>) -> Result<Vec<Role>, Error> {
-        Ok(self.state(app)?.due(&self.expiries, now).into_iter().map(|d| d.role).collect())
-    }
 }
 
 /// A publication error for the caller: what a device would refuse is the caller's to correct.

@@ -26,7 +26,7 @@ pub const HELDOUT: &str = "heldout";
 /// Sets that are read, by name. All but the first are reported only.
 pub const SETS: &[&str] = &[HELDOUT, "forgetting"];
 /// Longest answer, tokens.
-const ANSWER_TOKENS: usize = 16;
+const ANSWER_TOKENS: usize = 32;
 
 /// One question with the value that a right answer holds.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use flywheel_attribution::culprit::{Proposal, Transition};
 use flywheel_jobs::JobContext;
 use flywheel_store::Tx;
 use flywheel_store::chunks::{ChunkMove, ChunkRow};
-use flywheel_store::findings::FindingState;
+use flywheel_store::findings::{FindingRow, FindingState};
 use flywheel_store::jobs::NewJob;
 use flywheel_types::{AppId, ChunkId, ChunkState, Error, FindingId};
 use serde_json::{Value, json};
@@ -50,6 +50,7 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     let Some(to) = proposal.transition.target() else {
         return Ok(json!({ "skipped": "the proposal moves nothing" }));
     };
+    let found = server.store.finding_get(ctx.app(), &finding).await?;
     let mut tx = server.begin().await?;
     ctx.fence(&mut tx).await.map_err(super::lost)?;
     let row = tx.chunk_get(ctx.app(), &chunk).await?.filter(|c| c.version == version);
@@ -61,7 +62,7 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     }
     let change = change(server, &row, to, &proposal.transition, &finding);
     let index_version = tx.chunk_state_set(ctx.app(), &chunk, version, &change).await?;
-    follow_finding(&mut tx, ctx.app(), &finding, &proposal).await?;
+    follow_finding(&mut tx, ctx.app(), found.as_ref(), &proposal).await?;
     if matches!(to, ChunkState::CanaryFrozen | ChunkState::Frozen) {
         notify::enqueue_chunk(&mut tx, server, ctx.app(), &proposal).await?;
     }
@@ -95,7 +96,7 @@ pub fn canary_salt(row: &ChunkRow, to: ChunkState, now: chrono::DateTime<chrono:
     format!("{}@{}:{to}:{}", row.chunk_id, row.version, now.timestamp())
 }
 
-async fn follow_finding(tx: &mut Tx, app: &AppId, finding: &FindingId, p: &Proposal) -> Result<(), Error> {
+async fn follow_finding(tx: &mut Tx, app: &AppId, found: Option<&FindingRow>, p: &Proposal) -> Result<(), Error> {
     let to = match p.transition {
         Transition::CanaryFreeze { .. } | Transition::Freeze | Transition::ConfirmByCanary | Transition::Refreeze => {
             FindingState::Acted
@@ -104,9 +105,9 @@ async fn follow_finding(tx: &mut Tx, app: &AppId, finding: &FindingId, p: &Propo
         Transition::Activate => FindingState::Resolved,
         _ => return Ok(()),
     };
-    let Some(row) = tx.finding_get(app, finding).await? else { return Ok(()) };
+    let Some(row) = found else { return Ok(()) };
     if row.state != to && row.state.can_become(to) {
-        tx.finding_state_set(app, finding, row.state, to, &p.reason).await?;
+        tx.finding_state_set(app, &row.finding_id, row.state, to, &p.reason).await?;
     }
     Ok(())
 }

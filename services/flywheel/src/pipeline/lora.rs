@@ -15,7 +15,6 @@ use flywheel_store::jobs::NewJob;
 use flywheel_types::{AppId, Digest, Error};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

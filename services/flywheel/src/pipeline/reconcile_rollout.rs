@@ -78,7 +78,7 @@ pub async fn start(server: &Server, id: &AppId, request: StartRequest) -> Result
         ));
     }
     let settings = app(server, id).await?.settings;
-    let policy = policy(&settings, request.policy)?;
+    let policy = policy(&settings, request.policy.clone())?;
     let control = server.store.release_last_complete(id).await?.map(|r| r.manifest);
     let rollout_id = rollout_id(server, id, request.bundle).await?;
     let Some(control) = control else {

@@ -12,7 +12,7 @@ use flywheel_types::{AppId, Digest, Error, InstallId, RolloutId, RolloutState, T
 
 /// Days of the incumbent's telemetry that the latency thresholds are frozen from.
 const BASELINE_DAYS: i64 = 7;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 /// Freezes the gate spec from what the incumbent did: rejection rate, latency by device class, fleet size.
 ///
