@@ -1,5 +1,11 @@
 //! Rows are visible once, whatever moves underneath: between memory and Delta, over restarts, retries, compaction,
 //! and commits that report failure although they happened.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
+)]
 
 mod support;
 

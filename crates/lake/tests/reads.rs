@@ -1,4 +1,10 @@
 //! The named reads of the pipeline: windows, labels, identities, order.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
+)]
 
 mod support;
 

@@ -1,4 +1,10 @@
 //! What a query text can try, and that none of it reaches another app's rows, a file, or a state change.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
+)]
 
 mod support;
 

@@ -1,5 +1,11 @@
 //! How many small signed batches a second are acknowledged durably. A measurement, run by hand:
 //! `cargo test -p flywheel-lake --test throughput -- --ignored --nocapture`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
+)]
 
 mod support;
 

@@ -1,5 +1,11 @@
 //! A disk that is full and becomes free again: intake refuses while it is full, needs no restart afterwards, loses
 //! nothing it acknowledged and keeps nothing it refused. Full is imitated by the file size limit of a child process.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
+)]
 
 use flywheel_telemetry::wal::LogConfig;
 use flywheel_telemetry::{Endpoint, IngestHeaders, IngestRequest, Ingestor, Recovery, Settings, Table};
