@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const APP: &str = "support";
 /// The last part that the demo plays by default: the one whose figures have been seen to hold. The later parts are
 /// played with `--until`.
-const UNTIL: &str = "boot";
+const UNTIL: &str = "chunk";
 
 #[derive(clap::Args)]
 pub struct Args {
