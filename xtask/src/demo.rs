@@ -35,9 +35,10 @@ pub struct Args {
     keep: bool,
 }
 
-impl Default for Args {
-    fn default() -> Self {
-        Self { seed: 7, phones: 2600, summary: None, until: UNTIL.into(), keep: false }
+impl Args {
+    /// The shipped fleet and seed, up to a part.
+    pub fn up_to(part: &str) -> Self {
+        Self { seed: 7, phones: 2600, summary: None, until: part.into(), keep: false }
     }
 }
 
