@@ -121,8 +121,8 @@ pub fn decode_block(ty: TensorType, block: &[u8], out: &mut [f32]) {
 fn five_bits(raw: &[u8], mut put: impl FnMut(usize, u8)) {
     let high = u32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]);
     for (j, b) in raw[4..20].iter().enumerate() {
-        put(j, (b & 15) | ((high >> j) & 1) as u8 * 16);
-        put(j + 16, (b >> 4) | ((high >> (j + 16)) & 1) as u8 * 16);
+        put(j, (b & 15) | (((high >> j) & 1) as u8 * 16));
+        put(j + 16, (b >> 4) | (((high >> (j + 16)) & 1) as u8 * 16));
     }
 }
 

@@ -13,8 +13,10 @@ pub enum MatchRule {
     Whole,
     /// The expected words occur in the text, next to each other.
     Contains,
-    /// As `Contains`; but if the expected text has words with digits, the first such word of the answer must be
-    /// the first of the expected ones, so that an answer listing every value it saw is not right.
+    /// As `Contains`; but if the expected text has a number, the first number of the answer must be the first
+    /// expected one, so that an answer listing every value it saw is not right. The same for codes. A number is a
+    /// word that begins with a digit (`45`, `3.5`, `8gb`), a code any other word with digits (`ab12`); they are told
+    /// apart because products are called `X1`: "X1 price: 389" gives the number 389.
     Value,
 }
 
@@ -84,20 +86,54 @@ impl MatchRule {
         }
         let (answer, expected): (Vec<&str>, Vec<&str>) = (answer.split(' ').collect(), expected.split(' ').collect());
         let contains = || answer.windows(expected.len()).any(|w| w == expected);
-        let first_value = |words: &[&str]| words.iter().position(|w| w.contains(|c: char| c.is_ascii_digit()));
         match self {
             Self::Whole => answer == expected,
             Self::Contains => contains(),
             Self::Value => {
-                let want = first_value(&expected).map(|i| expected[i]);
-                contains() && (want.is_none() || first_value(&answer).map(|i| answer[i]) == want)
+                let want = expected.iter().find(|w| value_kind(w).is_some());
+                let first_alike = |want: &&str| answer.iter().find(|w| value_kind(w) == value_kind(want));
+                contains() && want.is_none_or(|want| first_alike(want) == Some(want))
             }
         }
     }
 }
 
+/// Whether a normalised word is a value, and which kind of one.
+fn value_kind(word: &str) -> Option<ValueKind> {
+    let digit = |c: char| c.is_ascii_digit();
+    match (word.starts_with(digit), word.contains(digit)) {
+        (true, _) => Some(ValueKind::Number),
+        (false, true) => Some(ValueKind::Code),
+        (false, false) => None,
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ValueKind {
+    Number,
+    Code,
+}
+
+impl Paired {
+    /// Questions asked.
+    #[must_use]
+    pub fn questions(&self) -> usize {
+        self.both_right + self.only_first + self.only_second + self.both_wrong
+    }
+    /// Right answers of the first model.
+    #[must_use]
+    pub fn first_right(&self) -> usize {
+        self.both_right + self.only_first
+    }
+    /// Right answers of the second model.
+    #[must_use]
+    pub fn second_right(&self) -> usize {
+        self.both_right + self.only_second
+    }
+}
+
 /// Words in lower case (Unicode NFKC), separated by single spaces, without punctuation; `3.5`, `1,200` and
-/// `AB-12` stay one word (as `3.5`, `1200` and `ab12`). Chinese and Japanese characters are words of their own.
+/// `AB-12` stay one word (as `3.5`, `1200` and `ab12`); `30-month` is two. Chinese and Japanese characters are words of their own.
 #[must_use]
 pub fn normalize(text: &str) -> String {
     let chars: Vec<char> = text.nfkc().flat_map(char::to_lowercase).collect();
@@ -108,10 +144,7 @@ pub fn normalize(text: &str) -> String {
             before.zip(after)
         };
         let digits = || inside().is_some_and(|(a, b)| a.is_ascii_digit() && b.is_ascii_digit());
-        let code = || {
-            let joined = |c: &char| c.is_ascii_alphanumeric();
-            inside().is_some_and(|(a, b)| joined(a) && joined(b) && (a.is_ascii_digit() || b.is_ascii_digit()))
-        };
+        let code = || inside().is_some_and(|(a, b)| a.is_ascii_alphabetic() && b.is_ascii_digit());
         match c {
             '.' if digits() => out.push(c),
             ',' if digits() => {}

@@ -14,6 +14,7 @@ pub use error::GgufError;
 pub use tensor::{TensorInfo, TensorSpec, TensorType};
 pub use value::{Array, FromValue, Value};
 pub use write::{TensorData, Writer, write};
+pub(crate) use write::{encode_str, encode_value};
 
 use memmap2::Mmap;
 use std::{collections::HashMap, fs::File, path::Path};

@@ -228,12 +228,14 @@ fn encode_head(
     }
 }
 
-fn encode_str(out: &mut Vec<u8>, s: &str) {
+/// Length and bytes, as in the file.
+pub(crate) fn encode_str(out: &mut Vec<u8>, s: &str) {
     out.extend_from_slice(&(s.len() as u64).to_le_bytes());
     out.extend_from_slice(s.as_bytes());
 }
 
-fn encode_value(out: &mut Vec<u8>, value: &Value) {
+/// Type and value, as in the file.
+pub(crate) fn encode_value(out: &mut Vec<u8>, value: &Value) {
     out.extend_from_slice(&value.kind().0.to_le_bytes());
     match value {
         Value::U8(v) => out.push(*v),

@@ -154,9 +154,7 @@ impl Decoder {
 
     /// Logits of `m` rows of the residual stream, `m × vocabulary`.
     pub(crate) fn logits_of(&self, x: &[f32], m: usize) -> Result<Vec<f32>, ModelError> {
-        let c = self.config();
-        let mut normed = vec![0.0; m * c.width];
-        norm_rows(&x[..m * c.width], &self.weights.norm, c.rms_eps, &mut normed);
+        let normed = self.normed(x, m);
         // One bad value anywhere in a row makes its norm, and so this sum, bad.
         if !normed.iter().sum::<f32>().is_finite() {
             return Err(ModelError::NotFinite {
@@ -164,8 +162,24 @@ impl Decoder {
                 hint: "the weights overflow: check the file, or the training that made it",
             });
         }
-        let mut logits = vec![0.0; m * c.vocab];
-        self.weights.output.forward(&normed, m, &mut logits, false);
-        Ok(logits)
+        Ok(self.output_of(&normed, m))
+    }
+
+    /// The same, with whatever numbers come out: for counting the bad ones.
+    pub(crate) fn raw_logits_of(&self, x: &[f32], m: usize) -> Vec<f32> {
+        self.output_of(&self.normed(x, m), m)
+    }
+
+    fn normed(&self, x: &[f32], m: usize) -> Vec<f32> {
+        let c = self.config();
+        let mut normed = vec![0.0; m * c.width];
+        norm_rows(&x[..m * c.width], &self.weights.norm, c.rms_eps, &mut normed);
+        normed
+    }
+
+    fn output_of(&self, normed: &[f32], m: usize) -> Vec<f32> {
+        let mut logits = vec![0.0; m * self.config().vocab];
+        self.weights.output.forward(normed, m, &mut logits, false);
+        logits
     }
 }

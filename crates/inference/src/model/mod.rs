@@ -29,6 +29,7 @@ pub use score::{LogitVisitor, Scored};
 
 pub(crate) use forward::{add_bias, each_row, norm_rows, swiglu_rows};
 pub(crate) use rope::RopeTable;
+pub(crate) use sample::argmax;
 pub(crate) use weights::{Block, Weights};
 
 use crate::gguf::Gguf;

@@ -19,6 +19,9 @@ pub struct Scored<'a> {
     pub from: usize,
 }
 
+/// Rows of hidden states and their number to rows of logits.
+type LogitsOf<'a> = dyn Fn(&[f32], usize) -> Result<Vec<f32>, ModelError> + 'a;
+
 impl Decoder {
     /// Logits that follow each of `positions` (rising) of `tokens`, row by row: `visit(position, logits)`.
     ///
@@ -28,6 +31,30 @@ impl Decoder {
         &self,
         tokens: &[u32],
         positions: std::ops::Range<usize>,
+        visit: &mut LogitVisitor<'_>,
+    ) -> Result<(), ModelError> {
+        self.visit_rows(tokens, positions, &|x, m| self.logits_of(x, m), visit)
+    }
+
+    /// As [`Decoder::visit_logits`], but logits that are not finite are shown instead of refused, so that they can
+    /// be counted.
+    ///
+    /// # Errors
+    /// [`ModelError::Input`], or what `visit` returned.
+    pub fn visit_raw_logits(
+        &self,
+        tokens: &[u32],
+        positions: std::ops::Range<usize>,
+        visit: &mut LogitVisitor<'_>,
+    ) -> Result<(), ModelError> {
+        self.visit_rows(tokens, positions, &|x, m| Ok(self.raw_logits_of(x, m)), visit)
+    }
+
+    fn visit_rows(
+        &self,
+        tokens: &[u32],
+        positions: std::ops::Range<usize>,
+        logits_of: &LogitsOf<'_>,
         visit: &mut LogitVisitor<'_>,
     ) -> Result<(), ModelError> {
         self.check_tokens(tokens, "the text")?;
@@ -42,7 +69,7 @@ impl Decoder {
             let hidden = self.advance(&mut [Step { cache: &mut cache, tokens: piece }]);
             let from = positions.start.saturating_sub(start).min(piece.len());
             for (i, rows) in hidden[from * width..].chunks(LOGIT_ROWS * width).enumerate() {
-                let logits = self.logits_of(rows, rows.len() / width)?;
+                let logits = logits_of(rows, rows.len() / width)?;
                 for (j, row) in logits.chunks_exact(vocab).enumerate() {
                     visit(start + from + i * LOGIT_ROWS + j, row)?;
                 }

@@ -1,6 +1,7 @@
 //! What to train and how, what goes in and what a step reports.
 
 use crate::model::{ModelError, Target};
+use crate::tokenizer::{ChatTemplate, Message, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 /// The shape of the adapter.
@@ -82,6 +83,27 @@ pub struct Sample {
     pub tokens: Vec<u32>,
     /// Index of the first token of the answer, at least 1.
     pub answer_from: usize,
+}
+
+impl Sample {
+    /// A conversation and its answer as the model reads and writes them; the loss counts the answer and its end mark.
+    ///
+    /// # Errors
+    /// [`ModelError::Input`] for a conversation that the template refuses or a vocabulary without its end mark.
+    pub fn chat(
+        tokenizer: &Tokenizer,
+        template: &ChatTemplate,
+        asked: &[Message<'_>],
+        answer: &str,
+    ) -> Result<Self, ModelError> {
+        let mut tokens = tokenizer.encode_chat(template, asked, true).map_err(|e| ModelError::input(e.to_string()))?;
+        let answer_from = tokens.len();
+        tokens.extend(tokenizer.encode(answer, false));
+        let end = template.end_of_answer();
+        let no_end = || ModelError::input(format!("the vocabulary has no `{end}`, which ends an answer"));
+        tokens.push(tokenizer.id_of(end).ok_or_else(no_end)?);
+        Ok(Self { tokens, answer_from })
+    }
 }
 
 /// What one step did.

@@ -196,3 +196,45 @@ fn senseless_configurations_are_refused() {
     let late = Sample { tokens: vec![1, 2], answer_from: 2 };
     assert!(refuse(all_targets(), config(), vec![late]).contains("token 2 of 2"));
 }
+
+/// A vocabulary of single bytes and the given control tokens.
+fn byte_tokenizer(control: &[&str]) -> crate::tokenizer::Tokenizer {
+    use crate::gguf::{Array, Gguf, Value, write};
+    let bytes = (0..=255u8).map(|b| (format!("<0x{b:02X}>"), 6));
+    let tokens: Vec<(String, i32)> = [("<unk>".to_owned(), 2)]
+        .into_iter()
+        .chain(control.iter().map(|c| ((*c).to_owned(), 3)))
+        .chain(bytes)
+        .collect();
+    let scores = vec![0.0; tokens.len()];
+    let (texts, kinds) = tokens.into_iter().unzip();
+    let metadata = [
+        ("tokenizer.ggml.model", Value::from("llama")),
+        ("tokenizer.ggml.tokens", Value::Array(Array::String(texts))),
+        ("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds))),
+        ("tokenizer.ggml.scores", Value::Array(Array::F32(scores))),
+        ("tokenizer.ggml.unknown_token_id", Value::U32(0)),
+        ("tokenizer.ggml.add_space_prefix", Value::Bool(false)),
+    ]
+    .map(|(key, value)| (key.to_owned(), value));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.gguf");
+    write(&path, &metadata, []).unwrap();
+    crate::tokenizer::Tokenizer::from_gguf(&Gguf::from_bytes(std::fs::read(&path).unwrap()).unwrap()).unwrap()
+}
+
+#[test]
+fn a_chat_sample_is_the_prompt_the_answer_and_its_end() {
+    use crate::tokenizer::{ChatTemplate, Message};
+    let (template, asked) = (ChatTemplate::chat_ml(), [Message::user("How many?")]);
+    let t = byte_tokenizer(&["<|im_start|>", "<|im_end|>"]);
+    let sample = Sample::chat(&t, &template, &asked, "14<|im_end|>").unwrap();
+    let prompt = t.encode_chat(&template, &asked, true).unwrap();
+    assert_eq!((&sample.tokens[..sample.answer_from], sample.answer_from), (prompt.as_slice(), prompt.len()));
+    let (end, answer) = sample.tokens[sample.answer_from..].split_last().unwrap();
+    assert_eq!((*end, t.decode(answer).as_str()), (2, "14<|im_end|>"));
+    assert!(!answer.contains(&2), "an answer cannot write its own end mark");
+    let none = Sample::chat(&byte_tokenizer(&["<|im_start|>"]), &template, &asked, "14").unwrap_err().to_string();
+    assert!(none.contains("<|im_end|>"), "{none}");
+    assert!(Sample::chat(&t, &template, &[], "14").is_err());
+}
