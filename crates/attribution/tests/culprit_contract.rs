@@ -9,8 +9,8 @@
 )]
 
 use flywheel_attribution::culprit::{
-    AttributionError, AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo, FreezePrecision, SubjectKind,
-    Transition, step,
+    AttributionError, AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo, FreezePrecision, Proposal,
+    SubjectKind, Transition, step,
 };
 use flywheel_types::rows::{InteractionRows, Names};
 use flywheel_types::{Automation, ChunkState, TrustClass};
@@ -172,7 +172,9 @@ fn spam_anonymous_rows_automation_and_the_kill_switch() {
     let mut state = AttributionState::default();
     let report = feed(&mut state, &all, &context(ChunkState::Suspect));
     assert_eq!((report.rows_used, report.rows_anonymous), (12_800, 10_000));
-    assert!(report.proposals.iter().all(|p| p.kind == SubjectKind::Template), "{:?}", report.proposals);
+    // The hostile accounts all use one template: what little suspicion there is of their targets is lifted.
+    let harmless = |p: &Proposal| p.kind == SubjectKind::Template || p.transition == Transition::ClearSuspect;
+    assert!(report.proposals.iter().all(harmless), "{:?}", report.proposals);
     assert!(report.suspects.iter().filter(|s| s.kind == SubjectKind::Chunk).all(|s| !s.significant));
 
     let bad = rows(5, 12_000, 8, 0..1_500, true);

@@ -3,14 +3,15 @@
 use super::explain;
 use super::policy::{AttributionPolicyV1, FreezePolicyV1};
 use super::report::{
-    Buddy, ChunkContext, ChunkInfo, FreezePrecision, Proposal, StepReport, SubjectKind, SuspectReport, TraceShare,
-    Transition,
+    Buddy, ChunkContext, ChunkInfo, FreezePrecision, Proposal, StepReport, SubjectKind, SuspectReport, TemplateEffect,
+    TraceShare, Transition,
 };
-use super::state::{AttributionState, Bench};
+use super::scope;
+use super::state::{AttributionState, Bench, Surroundings};
 use super::suspect::{e_bh, log_adjusted};
 use flywheel_types::rows::Interner;
 use flywheel_types::{Automation, ChunkState};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// 90 % two-sided normal quantile for the interval of the causal power.
 const Z90: f64 = 1.645;
@@ -25,33 +26,53 @@ pub(crate) fn report(
     report.base_rate = (state.rows > 0).then(|| state.failures as f64 / state.rows as f64);
     report.communities = state.communities;
     report.patterns_forgotten = state.patterns.forgotten();
-    let chunks = suspects(policy, state, SubjectKind::Chunk);
-    let templates = suspects(policy, state, SubjectKind::Template);
+    let templates = suspects(policy, state, SubjectKind::Template, &BTreeSet::new());
+    let raised = templates.iter().filter(|t| t.0.significant).filter_map(|t| state.names.template.get(&t.0.name));
+    let chunks = suspects(policy, state, SubjectKind::Chunk, &raised.collect());
     report.hypotheses = (chunks.len() + templates.len()) as u32;
     report.proposals = Decider::new(policy, context).chunk_proposals(&chunks);
     report.proposals.extend(canary_proposals(policy, state, context, &chunks));
-    report.proposals.extend(templates.iter().filter(|s| s.0.significant).map(|s| {
-        Proposal {
-        kind: SubjectKind::Template,
-        name: s.0.name.clone(),
-        transition: Transition::NeedsPerson {
-            why: "a prompt template causes failures: an editor must change it; the fixed one ships as a `prompt` bundle"
-                .to_owned(),
-        },
-        automatic: false,
-        reason: s.0.explanation.clone(),
-    }
-    }));
+    report.proposals.extend(template_proposals(&policy.freeze, &templates, &chunks));
     report.suspects = chunks.into_iter().chain(templates).map(|s| s.0).collect();
     report.suspects.sort_by(|a, b| {
         b.log_e_trimmed.total_cmp(&a.log_e_trimmed).then(b.z.total_cmp(&a.z)).then(a.name.cmp(&b.name))
     });
 }
 
+/// One proposal per template that is significant itself, or to which significant chunks owe their failures.
+fn template_proposals(policy: &FreezePolicyV1, templates: &[Judged], chunks: &[Judged]) -> Vec<Proposal> {
+    let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for t in templates.iter().filter(|t| t.0.significant) {
+        reasons.entry(&t.0.name).or_default().push(t.0.explanation.clone());
+    }
+    for c in chunks.iter().filter(|c| c.0.significant && enough_evidence(policy, &c.0)) {
+        for template in &c.0.only_under {
+            reasons.entry(template).or_default().push(explain::limited(&c.0));
+        }
+    }
+    let why = "a prompt template causes failures: an editor must change it; the fixed one ships as a `prompt` bundle";
+    reasons
+        .into_iter()
+        .map(|(name, reasons)| Proposal {
+            kind: SubjectKind::Template,
+            name: name.to_owned(),
+            transition: Transition::NeedsPerson { why: why.to_owned() },
+            automatic: false,
+            reason: reasons.join(" "),
+        })
+        .collect()
+}
+
 /// A suspect's report and whether it is rejected at the stricter level for a freeze without a canary.
 struct Judged(SuspectReport, bool, bool);
 
-fn suspects(policy: &AttributionPolicyV1, state: &AttributionState, kind: SubjectKind) -> Vec<Judged> {
+/// `raised`: templates that fail as a whole, by own id.
+fn suspects(
+    policy: &AttributionPolicyV1,
+    state: &AttributionState,
+    kind: SubjectKind,
+    raised: &BTreeSet<u32>,
+) -> Vec<Judged> {
     let (bench, names): (&Bench, &Interner) = match kind {
         SubjectKind::Chunk => (&state.chunks, &state.names.chunk),
         SubjectKind::Template => (&state.templates, &state.names.template),
@@ -97,6 +118,12 @@ fn suspects(policy: &AttributionPolicyV1, state: &AttributionState, kind: Subjec
                     let buddy = |b: &(u32, f64)| Buddy { name: names.name(b.0).to_owned(), share: b.1 };
                     a.buddies.iter().map(buddy).collect()
                 }),
+                by_template: around.map_or_else(Vec::new, |a| by_template(&state.names.template, a)),
+                only_under: around.map_or_else(Vec::new, |a| {
+                    scope::limited_to(&a.by_template).iter().map(|t| state.names.template.name(*t).to_owned()).collect()
+                }),
+                confounded_with_template: around
+                    .is_some_and(|a| scope::hardly_outside(&a.by_template, |t| raised.contains(&t))),
                 top_traces: s
                     .examples
                     .iter()
@@ -113,6 +140,18 @@ fn suspects(policy: &AttributionPolicyV1, state: &AttributionState, kind: Subjec
             Judged(r, certain[i], s.one_locale_only())
         })
         .collect()
+}
+
+fn by_template(names: &Interner, around: &Surroundings) -> Vec<TemplateEffect> {
+    let mut splits: Vec<_> = around.by_template.iter().collect();
+    splits.sort_by(|a, b| b.exposures.cmp(&a.exposures).then(a.template.cmp(&b.template)));
+    let effect = |s: &&scope::Split| TemplateEffect {
+        template: names.name(s.template).to_owned(),
+        exposures: s.exposures,
+        failures: s.failures,
+        q_hat: s.q.clamp(0.0, 1.0),
+    };
+    splits.iter().map(effect).collect()
 }
 
 /// Whether the transitions may be done without a person at all.
@@ -200,6 +239,9 @@ impl<'a> Decider<'a> {
 
     fn one(&mut self, j: &Judged, info: &ChunkInfo) -> Option<(Transition, bool, String)> {
         let Judged(s, certain, _) = j;
+        if !s.only_under.is_empty() {
+            return self.limited(s, info);
+        }
         if info.state == ChunkState::Active {
             let on = self.context.automation != Automation::Observe && !self.policy.freeze.kill_switch;
             return Some((Transition::MarkSuspect, on, s.explanation.clone()));
@@ -211,12 +253,12 @@ impl<'a> Decider<'a> {
             let why = format!("not separable from {}: they are never retrieved apart", s.not_separable.join(", "));
             return Some((Transition::NeedsPerson { why }, false, s.explanation.clone()));
         }
-        if !self.enough_evidence(s) {
+        if !enough_evidence(&self.policy.freeze, s) {
             return None;
         }
         let auto = automation_on(&self.policy.freeze, self.context);
         let f = &self.policy.freeze;
-        let strong = *certain && s.q_low >= f.freeze_min_q_lower && !s.confounded_with_topic;
+        let strong = *certain && strong(f, s);
         if strong {
             return Some(self.freeze(j, info, auto));
         }
@@ -229,6 +271,12 @@ impl<'a> Decider<'a> {
             return Some((Transition::CanaryFreeze { share_ppm: f.canary_share_ppm }, auto && fits, reason));
         }
         None
+    }
+
+    /// The template is to blame: the chunk is neither suspected nor hidden because of it.
+    fn limited(&self, s: &SuspectReport, info: &ChunkInfo) -> Option<(Transition, bool, String)> {
+        let on = self.context.automation != Automation::Observe && !self.policy.freeze.kill_switch;
+        (info.state == ChunkState::Suspect).then(|| (Transition::ClearSuspect, on, explain::limited(s)))
     }
 
     fn freeze(&mut self, j: &Judged, info: &ChunkInfo, auto: bool) -> (Transition, bool, String) {
@@ -246,14 +294,6 @@ impl<'a> Decider<'a> {
         (Transition::Freeze, auto && fits, budget_note(fits, &s.explanation))
     }
 
-    fn enough_evidence(&self, s: &SuspectReport) -> bool {
-        let f = &self.policy.freeze;
-        s.users >= f.min_users
-            && s.days >= f.min_days
-            && s.device_classes >= f.min_device_classes
-            && s.q_low >= f.min_q_lower
-    }
-
     fn coverage_reason(&self, info: &ChunkInfo) -> String {
         let loss = info.coverage_loss.unwrap_or(0.0);
         format!("hiding it leaves {:.1} % of the affected queries without any chunk", 100.0 * loss)
@@ -263,6 +303,9 @@ impl<'a> Decider<'a> {
     fn person_reasons(&self, s: &SuspectReport, info: &ChunkInfo, one_locale: bool) -> Vec<String> {
         let f = &self.policy.freeze;
         let mut why = Vec::new();
+        if !s.only_under.is_empty() {
+            why.push(explain::limited(s));
+        }
         let limit = f.person_share.max(f.small_index_factor / self.index.max(1.0));
         if s.retrieval_share >= limit {
             why.push(format!(
@@ -304,6 +347,18 @@ impl<'a> Decider<'a> {
     }
 }
 
+fn enough_evidence(f: &FreezePolicyV1, s: &SuspectReport) -> bool {
+    s.users >= f.min_users
+        && s.days >= f.min_days
+        && s.device_classes >= f.min_device_classes
+        && s.q_low >= f.min_q_lower
+}
+
+/// The effect is large, and neither its topic nor a template can be mistaken for it.
+fn strong(f: &FreezePolicyV1, s: &SuspectReport) -> bool {
+    s.q_low >= f.freeze_min_q_lower && !s.confounded_with_topic && !s.confounded_with_template
+}
+
 fn budget_note(fits: bool, explanation: &str) -> String {
     if fits {
         explanation.to_owned()
@@ -343,7 +398,7 @@ fn canary_proposals(
                 }
             }
             ChunkState::CanaryFrozen if no_help => {
-                if judged.is_some_and(|j| j.1 && j.0.q_low >= f.freeze_min_q_lower && !j.0.confounded_with_topic) {
+                if judged.is_some_and(|j| j.1 && j.0.only_under.is_empty() && strong(f, &j.0)) {
                     continue; // the two kinds of evidence disagree: already handed to a person
                 }
                 Transition::RefuteByCanary

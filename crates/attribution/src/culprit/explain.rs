@@ -55,10 +55,33 @@ pub(crate) fn suspect(s: &SuspectReport) -> String {
     if s.confounded_with_topic {
         text += " There are too few answers on its topic without it to tell a bad chunk from a hard topic; only a canary can.";
     }
+    if !s.only_under.is_empty() {
+        text += &format!(" {}", limited(s));
+    }
+    if s.confounded_with_template {
+        text += " Nearly all its answers come from a prompt template that fails as a whole; only a canary can tell them apart.";
+    }
     if let Some(c) = &s.canary {
         text += &format!(" {}", canary(c));
     }
     text
+}
+
+/// One sentence about a chunk that fails under some templates only.
+pub(crate) fn limited(s: &SuspectReport) -> String {
+    let under = |inside: bool| {
+        let of = s.by_template.iter().filter(|t| s.only_under.contains(&t.template) == inside);
+        of.fold((0, 0), |sum, t| (sum.0 + t.failures, sum.1 + t.exposures))
+    };
+    let ((failed, rows), (other_failed, other_rows)) = (under(true), under(false));
+    format!(
+        "Chunk `{}` fails only under prompt template `{}` ({failed} of {rows} answers, {}) and not under others ({other_failed} \
+         of {other_rows}, {}), so the template is the likely cause and the chunk stays in use.",
+        s.name,
+        s.only_under.join("`, `"),
+        rate(failed, rows),
+        rate(other_failed, other_rows),
+    )
 }
 
 /// One sentence about a canary.

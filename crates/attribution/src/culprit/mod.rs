@@ -5,6 +5,7 @@
 //! (which cause explains a failure best), a **screen**, a **fresh e-process** per suspect that counts each person
 //! once, drops the most incriminating people and feeds e-BH, and a randomised **canary** as causal proof. The model
 //! is refitted at period borders only, so a row is always judged by a model that has not seen it.
+//! A chunk that fails under some templates and not under others is not to blame: the finding goes to the template.
 //!
 //! The decision uses the adjuster of the running maximum rather than deciding once per epoch: a freeze cannot be
 //! un-happened, steps come whenever rows come, and the adjuster makes the set of ever-frozen chunks independent of
@@ -19,6 +20,7 @@ mod patterns;
 mod policy;
 mod refit;
 mod report;
+mod scope;
 mod state;
 mod step;
 mod suspect;
@@ -26,7 +28,7 @@ mod suspect;
 pub use policy::{AttributionError, AttributionPolicyV1, FailureKind, FreezePolicyV1};
 pub use report::{
     Buddy, CanaryReport, ChunkContext, ChunkInfo, FreezePrecision, Proposal, StepReport, SubjectKind, SuspectReport,
-    TraceShare, Transition,
+    TemplateEffect, TraceShare, Transition,
 };
 pub use state::AttributionState;
 pub use step::step;

@@ -5,7 +5,9 @@
 use super::community::{NO_COMMUNITY, row_community};
 use super::patterns::PatternTable;
 use super::policy::AttributionPolicyV1;
+use super::scope::Split;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Families of the baseline, in this order: template, bundle, device class, locale, user bucket, community.
 pub(crate) const FAMILIES: usize = 6;
@@ -291,6 +293,28 @@ impl Lens {
         soft
     }
 
+    /// The window of each of `subjects`, split by template, templates in id order. Every other cause is held fixed. The
+    /// failure probability is linear in the subject's power, so score over information is an unbiased estimate of it.
+    pub(crate) fn by_template(&self, d: &FitData, subjects: impl Iterator<Item = u32>) -> BTreeMap<u32, Vec<Split>> {
+        let mut sums: BTreeMap<u32, BTreeMap<u32, Sums>> = subjects.map(|s| (s, BTreeMap::new())).collect();
+        for i in 0..d.len() {
+            if !d.range(i).any(|k| sums.contains_key(&d.subject[k])) {
+                continue;
+            }
+            let mut survive = (1.0 - sigmoid(self.eta_of(d, i))) * d.other[i];
+            for k in d.range(i) {
+                survive *= 1.0 - q_of(&self.q, d.subject[k]) * d.weight[k];
+            }
+            for k in d.range(i) {
+                let (s, w) = (d.subject[k], d.weight[k]);
+                let Some(of_subject) = sums.get_mut(&s) else { continue };
+                let p = (1.0 - survive / (1.0 - q_of(&self.q, s) * w)).clamp(1e-5, 0.999);
+                of_subject.entry(d.levels[TEMPLATE][i]).or_default().add(d.n[i], d.failures[i], p, w);
+            }
+        }
+        sums.into_iter().map(|(s, t)| (s, t.into_iter().map(|(t, x)| x.split(t)).collect())).collect()
+    }
+
     /// Conditional score and Fisher information of every subject, all other causes fixed.
     fn score(&mut self, d: &FitData, eta: &[f64]) {
         let mut sums = vec![(0.0f64, 0.0f64, 0.0f64); self.q.len()];
@@ -313,6 +337,40 @@ impl Lens {
         for (score, s) in self.scores.iter_mut().zip(&sums) {
             score.z = if s.1 > 0.0 { s.0 / s.1.sqrt() } else { 0.0 };
             score.q_se = if s.2 > 0.0 { 1.0 / s.2.sqrt() } else { f64::MAX };
+        }
+    }
+}
+
+/// Sums of one subject under one template.
+#[derive(Default)]
+struct Sums {
+    exposures: f64,
+    failures: f64,
+    excess: f64,
+    score: f64,
+    information: f64,
+}
+
+impl Sums {
+    /// `n` rows with `failures` failures, predicted rate `p` without the subject, at weight `w`.
+    fn add(&mut self, n: f64, failures: f64, p: f64, w: f64) {
+        let slope = w * (1.0 - p);
+        self.exposures += n;
+        self.failures += failures;
+        self.excess += failures - n * p;
+        self.score += slope * (failures - n * p) / (p * (1.0 - p));
+        self.information += n * slope * slope / (p * (1.0 - p));
+    }
+
+    fn split(&self, template: u32) -> Split {
+        let information = self.information.max(1e-9);
+        Split {
+            template,
+            exposures: self.exposures as u64,
+            failures: self.failures as u64,
+            excess: self.excess,
+            q: self.score / information,
+            q_se: 1.0 / information.sqrt(),
         }
     }
 }

@@ -32,12 +32,13 @@ pub(crate) fn refit(state: &mut AttributionState, policy: &AttributionPolicyV1, 
     }
     let data = FitData::chunks(&state.patterns, &labels, n, chunks);
     state.chunks.lens.fit(&data, policy, None);
+    let twins = twins(&co);
+    screen(&mut state.chunks, policy, hour, &twins);
+    let mut by_template = state.chunks.lens.by_template(&data, state.chunks.suspects.keys().copied());
     let data = data.into_templates(&state.chunks.lens.q, state.names.template.len());
     state.templates.lens.fit(&data, policy, Some(TEMPLATE));
     (state.labels, state.communities) = (labels, n);
 
-    let twins = twins(&co);
-    screen(&mut state.chunks, policy, hour, &twins);
     screen(&mut state.templates, policy, hour, &IdMap::default());
     state.surroundings = state
         .chunks
@@ -57,7 +58,9 @@ pub(crate) fn refit(state: &mut AttributionState, policy: &AttributionPolicyV1, 
             let with = topics.with_chunk.get(&(u64::from(label) << 32 | u64::from(c))).copied().unwrap_or(0);
             let without = topics.rows[label as usize] - with;
             let confounded = label == NO_COMMUNITY || without < SEPARATING_ROWS;
-            (c, Surroundings { buddies, twins: twins.get(&c).cloned().unwrap_or_default(), confounded })
+            let twins = twins.get(&c).cloned().unwrap_or_default();
+            let by_template = by_template.remove(&c).unwrap_or_default();
+            (c, Surroundings { buddies, twins, confounded, by_template })
         })
         .collect();
 }

@@ -71,6 +71,17 @@ pub struct TraceShare {
     pub rank: u32,
 }
 
+/// What a chunk did under one prompt template.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TemplateEffect {
+    pub template: String,
+    /// Rows of the model's window with both, and failures among them.
+    pub exposures: u64,
+    pub failures: u64,
+    /// Causal power of the chunk at rank 1 under this template.
+    pub q_hat: f64,
+}
+
 /// Randomised comparison of devices that see the chunk with devices that do not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct CanaryReport {
@@ -120,6 +131,15 @@ pub struct SuspectReport {
     pub confounded_with_topic: bool,
     /// Other suspects that (almost) never appear without it; nobody can say which one is guilty.
     pub not_separable: Vec<String>,
+    /// A chunk under each template, most used first.
+    #[serde(default)]
+    pub by_template: Vec<TemplateEffect>,
+    /// The chunk fails under these templates only and does no harm under others: they are to blame, not the chunk.
+    #[serde(default)]
+    pub only_under: Vec<String>,
+    /// Nearly all its rows are from templates that fail as a whole; only a canary can tell.
+    #[serde(default)]
+    pub confounded_with_template: bool,
     pub buddies: Vec<Buddy>,
     pub top_traces: Vec<TraceShare>,
     pub canary: Option<CanaryReport>,

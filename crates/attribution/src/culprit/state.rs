@@ -5,6 +5,7 @@ use super::canary::Canary;
 use super::model::Lens;
 use super::patterns::PatternTable;
 use super::policy::AttributionError;
+use super::scope::Split;
 use super::suspect::Suspect;
 use crate::hash::IdMap;
 use flywheel_types::Digest;
@@ -91,6 +92,9 @@ pub(crate) struct Surroundings {
     pub twins: Vec<u32>,
     /// Too few rows of its topic without it.
     pub confounded: bool,
+    /// What it did under each template.
+    #[serde(default)]
+    pub by_template: Vec<Split>,
 }
 
 /// Suspects and model of one kind of subject.

@@ -165,6 +165,9 @@ impl Ids {
     }
 }
 
+/// Rows of a template in the model's window before chunks are judged under it.
+const KNOWN_ROWS: f64 = 30.0;
+
 /// Adds the row to the evidence of every suspect it touches.
 fn judge(policy: &AttributionPolicyV1, state: &mut AttributionState, row: &Row, interaction: &str) {
     let q = &state.chunks.lens.q;
@@ -179,7 +182,12 @@ fn judge(policy: &AttributionPolicyV1, state: &mut AttributionState, row: &Row, 
         p_without,
         weight,
     };
-    if row.shown.iter().any(|c| state.chunks.suspects.contains_key(c)) {
+    let t = row.cell.template;
+    // What a template does to the failure rate must be known before a chunk is judged under it: without this rule the
+    // first answers of a new, hard template would count against every chunk it uses. The rule looks at the past only,
+    // so the evidence that remains is as valid as before.
+    let template_known = state.templates.lens.scores.get(t as usize).is_some_and(|s| s.exposures >= KNOWN_ROWS);
+    if template_known && row.shown.iter().any(|c| state.chunks.suspects.contains_key(c)) {
         let survive = (1.0 - sigmoid(state.chunks.lens.baseline.eta(&row.levels))) * other;
         for (r, c) in row.shown.iter().enumerate() {
             let Some(s) = state.chunks.suspects.get_mut(c) else {
@@ -192,7 +200,6 @@ fn judge(policy: &AttributionPolicyV1, state: &mut AttributionState, row: &Row, 
             }
         }
     }
-    let t = row.cell.template;
     if let Some(s) = state.templates.suspects.get_mut(&t) {
         // The suspect replaces the template family, whose effects this lens keeps at zero.
         let survive = (1.0 - sigmoid(state.templates.lens.baseline.eta(&row.levels))) * other;
