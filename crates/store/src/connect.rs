@@ -2,12 +2,12 @@
 
 use crate::dialect::Backend;
 use crate::error::{Error, Result};
+use crate::pool::Pool;
 use crate::query::{FromRow, Query, Row, q};
 use crate::tx::Tx;
 use chrono::{DateTime, Utc};
 use flywheel_types::LeaseClock;
 use flywheel_types::clock::SystemClock;
-use sqlx::AnyPool;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::{ConnectOptions as _, Executor as _};
 use std::str::FromStr as _;
@@ -44,8 +44,8 @@ pub struct Store {
 
 struct Inner {
     backend: Backend,
-    write: AnyPool,
-    read: AnyPool,
+    write: Pool,
+    read: Pool,
     clock: SharedClock,
     jobs: Arc<Notify>,
 }
@@ -64,7 +64,7 @@ impl SharedClock {
     }
 }
 
-async fn pool(options: &StoreOptions, url: &str, writer: bool, size: u32) -> Result<AnyPool> {
+async fn pool(options: &StoreOptions, url: &str, writer: bool, size: u32) -> Result<Pool> {
     sqlx::any::install_default_drivers();
     let backend = Backend::of_url(url)?;
     let connect = AnyConnectOptions::from_str(url)
@@ -78,7 +78,7 @@ async fn pool(options: &StoreOptions, url: &str, writer: bool, size: u32) -> Res
         })
         .connect_with(connect)
         .await?;
-    Ok(pool)
+    Ok(Pool::new(pool, size, options.acquire_timeout))
 }
 
 /// SQLite creates the file; an in-memory database would be another one for each connection.
@@ -144,7 +144,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`] when no connection or lock comes free in time.
     pub async fn begin(&self, at: DateTime<Utc>) -> Result<Tx> {
-        let inner = self.inner.write.begin_with(self.inner.backend.begin()).await?;
+        let inner = self.inner.write.begin(self.inner.backend.begin()).await?;
         let Inner { backend, clock, jobs, .. } = &*self.inner;
         Ok(Tx::new(inner, *backend, at, clock.clone(), jobs.clone()))
     }
@@ -202,17 +202,32 @@ impl Store {
     }
 
     pub(crate) async fn fetch<T: FromRow>(&self, query: Query) -> Result<Vec<T>> {
-        let mut conn = self.inner.read.acquire().await?;
-        query.fetch(&mut conn).await
+        let mut lent = self.inner.read.take().await?;
+        let rows = query.fetch(lent.conn()).await?;
+        lent.keep();
+        Ok(rows)
     }
 
     pub(crate) async fn fetch_opt<T: FromRow>(&self, query: Query) -> Result<Option<T>> {
-        let mut conn = self.inner.read.acquire().await?;
-        query.fetch_opt(&mut conn).await
+        Ok(self.fetch(query).await?.into_iter().next())
+    }
+
+    /// Runs one writing statement as a transaction of its own and returns its rows.
+    pub(crate) async fn write_one<T: FromRow>(&self, query: Query) -> Result<Vec<T>> {
+        if self.inner.backend.begins_by_itself() {
+            let mut lent = self.inner.write.take().await?;
+            let rows = query.fetch(lent.conn()).await?;
+            lent.keep();
+            return Ok(rows);
+        }
+        let mut tx = self.begin(DateTime::default()).await?;
+        let rows = tx.fetch(query).await?;
+        tx.commit().await?;
+        Ok(rows)
     }
 
     #[cfg(test)]
-    pub(crate) fn writer(&self) -> &AnyPool {
+    pub(crate) fn writer(&self) -> &Pool {
         &self.inner.write
     }
 }
@@ -242,14 +257,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", dir.path().join("c.db").display());
         let store = Store::connect(&url).await.unwrap();
-        let mut conn = store.writer().acquire().await.unwrap();
+        let mut lent = store.writer().take().await.unwrap();
         for (pragma, want) in [("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 30000)] {
             let sql = format!(
                 "SELECT CAST(v.{0} AS INTEGER) AS n FROM pragma_{1} AS v",
                 if pragma == "busy_timeout" { "timeout" } else { pragma },
                 pragma
             );
-            let Count(got) = q(sql).fetch_opt(&mut conn).await.unwrap().unwrap();
+            let Count(got) = q(sql).fetch_opt(lent.conn()).await.unwrap().unwrap();
             assert_eq!(got, want, "{pragma}");
         }
         struct Mode(String);
@@ -258,7 +273,7 @@ mod tests {
                 row.text("journal_mode").map(Self)
             }
         }
-        let Mode(mode) = q("PRAGMA journal_mode").fetch_opt(&mut conn).await.unwrap().unwrap();
+        let Mode(mode) = q("PRAGMA journal_mode").fetch_opt(lent.conn()).await.unwrap().unwrap();
         assert_eq!(mode, "wal");
     }
 

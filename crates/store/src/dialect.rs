@@ -41,7 +41,7 @@ impl Backend {
             (Self::Sqlite, false) => "PRAGMA busy_timeout = 30000; PRAGMA foreign_keys = ON; PRAGMA query_only = ON",
             (Self::Postgres, _) => {
                 "SET TIME ZONE 'UTC'; SET lock_timeout = '30s'; SET plan_cache_mode = force_generic_plan; \
-                 SET enable_bitmapscan = off"
+                 SET enable_bitmapscan = off; SET default_transaction_isolation = 'read committed'"
             }
         }
     }
@@ -51,6 +51,23 @@ impl Backend {
         match self {
             Self::Sqlite => "",
             Self::Postgres => " FOR UPDATE SKIP LOCKED",
+        }
+    }
+
+    /// Suffix of a sub-select that holds the row it found until the end of the transaction.
+    pub(crate) fn hold_row(self) -> &'static str {
+        match self {
+            Self::Sqlite => "",
+            Self::Postgres => " FOR UPDATE",
+        }
+    }
+
+    /// Whether a lone writing statement is a transaction by itself. SQLite is told to begin like everywhere else, so
+    /// that it waits for the write lock before it reads.
+    pub(crate) fn begins_by_itself(self) -> bool {
+        match self {
+            Self::Sqlite => false,
+            Self::Postgres => true,
         }
     }
 

@@ -29,6 +29,7 @@ pub mod jobs;
 pub mod leases;
 pub mod mail_outbox;
 mod migrate;
+mod pool;
 pub mod publications;
 mod query;
 pub mod releases;

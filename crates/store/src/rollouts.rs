@@ -119,6 +119,20 @@ impl Store {
         let sql = format!("{VERDICTS} WHERE app_id = $1 AND rollout_id = $2 ORDER BY look, gate");
         self.fetch(q(sql).bind(app).bind(rollout)).await
     }
+
+    /// The newest verdict of one gate of a rollout.
+    ///
+    /// # Errors
+    /// Those of the query.
+    pub async fn rollout_verdict_latest(
+        &self,
+        app: &AppId,
+        rollout: &RolloutId,
+        gate: &str,
+    ) -> Result<Option<VerdictRow>> {
+        let sql = format!("{VERDICTS} WHERE app_id = $1 AND rollout_id = $2 AND gate = $3 ORDER BY look DESC LIMIT 1");
+        self.fetch_opt(q(sql).bind(app).bind(rollout).bind(gate)).await
+    }
 }
 
 impl Tx {

@@ -3,15 +3,15 @@
 use crate::connect::SharedClock;
 use crate::dialect::Backend;
 use crate::error::{Error, Result};
+use crate::pool::Lent;
 use crate::query::{FromRow, Query};
 use chrono::{DateTime, Utc};
-use sqlx::{Any, Transaction};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
 /// An open write transaction; nothing is visible to others before [`Tx::commit`].
 pub struct Tx {
-    inner: Transaction<'static, Any>,
+    inner: Lent,
     backend: Backend,
     at: DateTime<Utc>,
     clock: SharedClock,
@@ -21,13 +21,7 @@ pub struct Tx {
 }
 
 impl Tx {
-    pub(crate) fn new(
-        inner: Transaction<'static, Any>,
-        backend: Backend,
-        at: DateTime<Utc>,
-        clock: SharedClock,
-        jobs: Arc<Notify>,
-    ) -> Self {
+    pub(crate) fn new(inner: Lent, backend: Backend, at: DateTime<Utc>, clock: SharedClock, jobs: Arc<Notify>) -> Self {
         Self { inner, backend, at, clock, broken: false, jobs, wake: false }
     }
 
@@ -64,7 +58,7 @@ impl Tx {
     /// # Errors
     /// Those of the connection.
     pub async fn rollback(self) -> Result<()> {
-        Ok(self.inner.rollback().await?)
+        self.inner.rollback().await
     }
 
     /// Workers of this process look for jobs as soon as the transaction is committed.
@@ -77,24 +71,24 @@ impl Tx {
     }
 
     pub(crate) async fn execute(&mut self, query: Query) -> Result<u64> {
-        let done = query.execute(&mut self.inner).await;
+        let done = query.execute(self.inner.conn()).await;
         self.note(done)
     }
 
     pub(crate) async fn fetch<T: FromRow>(&mut self, query: Query) -> Result<Vec<T>> {
-        let done = query.fetch(&mut self.inner).await;
+        let done = query.fetch(self.inner.conn()).await;
         self.note(done)
     }
 
     pub(crate) async fn fetch_opt<T: FromRow>(&mut self, query: Query) -> Result<Option<T>> {
-        let done = query.fetch_opt(&mut self.inner).await;
+        let done = query.fetch_opt(self.inner.conn()).await;
         self.note(done)
     }
 
     /// Runs several statements without arguments (migrations).
     pub(crate) async fn script(&mut self, sql: &'static str) -> Result<()> {
         use sqlx::Executor as _;
-        let done = self.inner.execute(sqlx::raw_sql(sql)).await.map(|_| ()).map_err(Error::from);
+        let done = self.inner.conn().execute(sqlx::raw_sql(sql)).await.map(|_| ()).map_err(Error::from);
         self.note(done)
     }
 

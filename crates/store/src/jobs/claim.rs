@@ -1,7 +1,7 @@
 //! Claiming: the one place where a job becomes running.
 
 use super::{COLUMNS, JobRow};
-use crate::dialect::placeholders;
+use crate::dialect::{Backend, placeholders};
 use crate::query::{Count, FromRow, Row, q};
 use crate::{Result, Tx};
 use flywheel_types::Digest;
@@ -17,6 +17,25 @@ pub struct JobClaim<'a> {
     pub owner: &'a str,
     pub kinds: &'a [String],
     pub ttl: Duration,
+}
+
+impl JobClaim<'_> {
+    /// End of a lease that begins at `now`, microseconds.
+    pub(super) fn until_us(&self, now: i64) -> i64 {
+        now.saturating_add(i64::try_from(self.ttl.as_micros()).unwrap_or(i64::MAX))
+    }
+}
+
+/// Selects the next due job whose concurrency key, if any, has room: highest priority, then earliest `run_at`. `$1` is
+/// lease time now, `kinds` the placeholders of the kinds, `and` a further condition on `j`. The row is held.
+pub(super) fn due(columns: &str, kinds: &str, and: &str, backend: Backend) -> String {
+    format!(
+        "SELECT {columns} FROM jobs j WHERE j.state = 'queued' AND j.run_at <= $1 AND j.kind IN ({kinds}) {and} \
+         AND (j.concurrency_key IS NULL OR (SELECT COUNT(*) FROM jobs r WHERE r.state = 'running' \
+         AND r.concurrency_key = j.concurrency_key) < j.concurrency_limit) \
+         ORDER BY j.priority DESC, j.run_at, j.job_id LIMIT 1{}",
+        backend.skip_locked()
+    )
 }
 
 struct Locked(bool);
@@ -56,24 +75,18 @@ impl Tx {
 
     async fn job_claim_next(&mut self, claim: &JobClaim<'_>, busy: &[String]) -> Result<Option<JobRow>> {
         let now = self.lease_now_us();
-        let ttl = i64::try_from(claim.ttl.as_micros()).unwrap_or(i64::MAX);
-        let kinds = placeholders(4, claim.kinds.len());
         let not_busy = if busy.is_empty() {
             String::new()
         } else {
             let keys = placeholders(4 + claim.kinds.len(), busy.len());
             format!("AND (j.concurrency_key IS NULL OR j.concurrency_key NOT IN ({keys}))")
         };
+        let due = due("j.job_id", &placeholders(4, claim.kinds.len()), &not_busy, self.backend());
         let sql = format!(
             "UPDATE jobs SET state = 'running', attempt = attempt + 1, lease_owner = $2, lease_expires_at = $3, \
-             started_at = $1 WHERE job_id = (SELECT j.job_id FROM jobs j \
-             WHERE j.state = 'queued' AND j.run_at <= $1 AND j.kind IN ({kinds}) {not_busy} \
-             AND (j.concurrency_key IS NULL OR (SELECT COUNT(*) FROM jobs r WHERE r.state = 'running' \
-             AND r.concurrency_key = j.concurrency_key) < j.concurrency_limit) \
-             ORDER BY j.priority DESC, j.run_at, j.job_id LIMIT 1{}) RETURNING {COLUMNS}",
-            self.backend().skip_locked()
+             started_at = $1 WHERE job_id = ({due}) RETURNING {COLUMNS}"
         );
-        let mut query = q(sql).bind(now).bind(claim.owner).bind(now.saturating_add(ttl));
+        let mut query = q(sql).bind(now).bind(claim.owner).bind(claim.until_us(now));
         for kind in claim.kinds {
             query = query.bind(kind);
         }

@@ -24,7 +24,7 @@ impl FromRow for JobPulse {
     }
 }
 
-fn lost(token: &JobToken) -> Error {
+pub(super) fn lost(token: &JobToken) -> Error {
     Error::conflict("job", &token.job_id, format!("the lease of attempt {} is lost", token.attempt))
 }
 

@@ -7,6 +7,7 @@
 mod claim;
 mod lease;
 mod operator;
+mod turn;
 
 use crate::query::{FromRow, Row, json_text, q};
 use crate::{Error, Result, Tx};

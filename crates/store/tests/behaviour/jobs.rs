@@ -14,6 +14,10 @@ on_both!(
     cancel_reaches_queued_and_running,
     dead_jobs_are_revived_and_old_ones_pruned,
     many_claimers_share_without_loss,
+    a_turn_ends_one_job_and_claims_the_next,
+    a_stale_turn_changes_nothing,
+    a_turn_leaves_keyed_jobs_to_the_claim,
+    many_turns_share_without_loss,
 );
 
 fn job(kind: &str) -> NewJob {
@@ -224,4 +228,102 @@ async fn many_claimers_share_without_loss(w: &World) {
     all.sort();
     all.dedup();
     assert_eq!((count, all.len()), (40, 40));
+}
+
+const TTL: Duration = Duration::from_secs(60);
+
+/// The turn of a worker that runs kind `a` and holds `row`.
+async fn turn(w: &World, row: &JobRow) -> flywheel_store::Result<Option<JobRow>> {
+    let kinds = ["a".to_owned()];
+    let claim = JobClaim { owner: "w1", kinds: &kinds, ttl: TTL };
+    w.store().job_succeed_and_claim(&row.token(), Some(&json!({"ok": 1})), &claim).await
+}
+
+async fn a_turn_ends_one_job_and_claims_the_next(w: &World) {
+    let (a, _, b) = (enqueue(w, &job("a")).await, enqueue(w, &job("other")).await, enqueue(w, &job("a")).await);
+    let first = claim(w, &["a"]).await.unwrap();
+    assert_eq!(first.job_id, *a.id());
+    w.pass(5);
+    let second = turn(w, &first).await.unwrap().unwrap();
+    assert_eq!((&second.job_id, second.state, second.attempt), (b.id(), JobState::Running, 1));
+    let now = w.store().lease_now();
+    assert_eq!((second.lease_owner.as_deref(), second.lease_expires_at), (Some("w1"), Some(now + TTL)));
+    assert_eq!((second.started_at, second.finished_at, second.result.clone()), (Some(now), None, None));
+    let ended = w.store().job_get(&w.app, a.id()).await.unwrap().unwrap();
+    assert_eq!((ended.state, ended.attempt, ended.result), (JobState::Succeeded, 1, Some(json!({"ok": 1}))));
+    assert_eq!((ended.finished_at, ended.lease_owner, ended.lease_expires_at), (Some(now), None, None));
+    assert_eq!(ended.started_at, first.started_at);
+    assert_eq!(turn(w, &second).await.unwrap(), None, "the other kind is none of this worker's");
+    assert_conflict!(turn(w, &second).await);
+}
+
+async fn a_stale_turn_changes_nothing(w: &World) {
+    enqueue(w, &job("a")).await;
+    let stale = claim(w, &["a"]).await.unwrap();
+    let mut tx = w.begin().await;
+    tx.job_requeue(&stale.token(), Duration::ZERO, true, "gone").await.unwrap();
+    tx.commit().await.unwrap();
+    enqueue(w, &job("a").priority(9)).await;
+    assert_conflict!(turn(w, &stale).await);
+    let rows = w.store().job_list(&w.app, &JobFilter::default(), 9).await.unwrap();
+    assert!(rows.iter().all(|r| r.state == JobState::Queued && r.result.is_none()), "{rows:?}");
+    // The same owner holds it again: only the attempt tells the two apart.
+    let live = loop {
+        let row = claim(w, &["a"]).await.unwrap();
+        if row.job_id == stale.job_id {
+            break row;
+        }
+    };
+    assert_conflict!(turn(w, &stale).await);
+    assert_eq!(turn(w, &live).await.unwrap(), None);
+}
+
+async fn a_turn_leaves_keyed_jobs_to_the_claim(w: &World) {
+    enqueue(w, &job("a").priority(9)).await;
+    let keyed = enqueue(w, &job("a").priority(5).concurrency("train:shop", 1)).await;
+    let plain = enqueue(w, &job("a")).await;
+    let first = claim(w, &["a"]).await.unwrap();
+    assert_eq!(turn(w, &first).await.unwrap(), None, "the job next in line has a key, and nobody is passed over");
+    let second = claim(w, &["a"]).await.unwrap();
+    assert_eq!(second.job_id, *keyed.id());
+    // A key without room is stepped over, as by a claim.
+    enqueue(w, &job("a").priority(7).concurrency("train:shop", 1)).await;
+    let third = claim(w, &["a"]).await.unwrap();
+    assert_eq!(third.job_id, *plain.id());
+    let last = enqueue(w, &job("a")).await;
+    assert_eq!(turn(w, &third).await.unwrap().map(|r| r.job_id), Some(last.id().clone()));
+}
+
+async fn many_turns_share_without_loss(w: &World) {
+    for _ in 0..60 {
+        enqueue(w, &job("a")).await;
+    }
+    let tasks: Vec<_> = (0..4)
+        .map(|i| {
+            let store = w.store().clone();
+            tokio::spawn(async move {
+                let (kinds, owner) = (["a".to_owned()], format!("w{i}"));
+                let claim = JobClaim { owner: &owner, kinds: &kinds, ttl: TTL };
+                let mut tx = store.begin(crate::noon()).await.unwrap();
+                let mut next = tx.job_claim(&claim).await.unwrap();
+                tx.commit().await.unwrap();
+                let mut mine = Vec::new();
+                while let Some(row) = next {
+                    next = store.job_succeed_and_claim(&row.token(), None, &claim).await.unwrap();
+                    mine.push(row.job_id);
+                }
+                mine
+            })
+        })
+        .collect();
+    let mut all = Vec::new();
+    for task in tasks {
+        all.extend(task.await.unwrap());
+    }
+    let count = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!((count, all.len()), (60, 60));
+    let counts = w.store().job_counts(Some(&w.app)).await.unwrap();
+    assert_eq!((counts.len(), counts[0].state, counts[0].count), (1, JobState::Succeeded, 60));
 }

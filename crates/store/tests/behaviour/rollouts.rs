@@ -65,6 +65,11 @@ async fn verdicts_and_states_are_kept(w: &World) {
     let mut tx = w.begin().await;
     assert!(tx.rollout_verdict_append(&w.app, &verdict(Verdict::Continue)).await.unwrap());
     assert!(!tx.rollout_verdict_append(&w.app, &verdict(Verdict::Fail)).await.unwrap(), "a look never changes");
+    let second = VerdictRow { look: 2, ..verdict(Verdict::Pass) };
+    let other_gate = VerdictRow { look: 3, gate: "all".into(), ..verdict(Verdict::Warn) };
+    for row in [&other_gate, &second] {
+        assert!(tx.rollout_verdict_append(&w.app, row).await.unwrap());
+    }
     for (from, to) in
         [(S::Draft, S::Signed), (S::Signed, S::Canary), (S::Canary, S::RollingBack), (S::RollingBack, S::RolledBack)]
     {
@@ -77,7 +82,11 @@ async fn verdicts_and_states_are_kept(w: &World) {
     ));
     tx.commit().await.unwrap();
     let rows = w.store().rollout_verdict_list(&w.app, &id("r1")).await.unwrap();
-    assert_eq!(rows, vec![verdict(Verdict::Continue)]);
+    assert_eq!(rows, vec![verdict(Verdict::Continue), second.clone(), other_gate]);
+    let latest =
+        |gate: &'static str| async move { w.store().rollout_verdict_latest(&w.app, &id("r1"), gate).await.unwrap() };
+    assert_eq!(latest("rejection_rate").await, Some(second));
+    assert_eq!(latest("latency").await, None);
     assert_eq!(w.store().rollout_list(&w.app, true, 9).await.unwrap().len(), 0);
     assert_eq!(w.store().rollout_list(&w.app, false, 9).await.unwrap().len(), 1);
 }
