@@ -134,10 +134,22 @@ impl LakeTable {
         Ok(())
     }
 
-    /// Appends rows of a derived table once per `(writer_id, seq)`; `false` when that was done before.
-    pub async fn append_once(
+    /// Highest sequence number that `writer_id` has in the table now, also from another process; 0 for none.
+    pub async fn sequence(&self, writer_id: &str, buffers: &Buffers) -> Result<u64, LakeError> {
+        let _one = self.commit.lock().await;
+        let View { mut delta, committed } = self.view();
+        delta.update_state().await?;
+        let found = transaction(&delta, writer_id).await?;
+        self.install(delta, committed, buffers);
+        Ok(found)
+    }
+
+    /// Appends rows of a derived table as `(writer_id, seq)` if the writer's last number is still `after`; otherwise
+    /// `false`: somebody else went on from there. Delta itself refuses the slower of two processes.
+    pub async fn append_after(
         &self,
         writer_id: &str,
+        after: u64,
         seq: u64,
         rows: &RecordBatch,
         buffers: &Buffers,
@@ -145,7 +157,7 @@ impl LakeTable {
         let _one = self.commit.lock().await;
         let View { mut delta, committed } = self.view();
         delta.update_state().await?;
-        if transaction(&delta, writer_id).await? >= seq {
+        if transaction(&delta, writer_id).await? != after {
             self.install(delta, committed, buffers);
             return Ok(false);
         }

@@ -9,7 +9,6 @@
 mod support;
 
 use chrono::Duration;
-use flywheel_lake::read::Outcome;
 use flywheel_lake::{Lake, Table};
 use flywheel_telemetry::Settings;
 use flywheel_types::assign::Arm;
@@ -218,26 +217,80 @@ async fn rejected_answers_come_with_masked_content_and_refusals_are_detected() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outcomes_are_appended_once_per_step_and_sequence() {
+async fn a_row_is_taken_once_however_late_it_reaches_the_table() {
     let dir = tempfile::tempdir().unwrap();
     let lake = open(dir.path()).await;
-    let row = Outcome {
-        labelled_at: at(5),
-        interaction_at: at(0),
-        interaction: "i".into(),
-        install: None,
-        trust: TrustClass::Keyed,
-        template: Some("faq@3".into()),
-        bundle: None,
-        device_class: None,
-        locale: None,
-        assignment: Some(("r-1".into(), 1, Arm::Treatment)),
-        label: LabelKind::Rejected,
-        detected: None,
+    let (a, b) = (Device::new(1), Device::new(2));
+    let take = |seen, from, to, upto| {
+        let lake = &lake;
+        async move {
+            let app = app();
+            let got = lake.interaction_batch_after(&app, seen, at(from), at(to), Duration::zero(), &upto).await;
+            got.unwrap().1
+        }
     };
-    assert!(lake.outcomes_append(&app(), "outcomes", 3, std::slice::from_ref(&row)).await.unwrap());
-    assert!(!lake.outcomes_append(&app(), "outcomes", 3, std::slice::from_ref(&row)).await.unwrap());
-    assert!(lake.outcomes_append(&app(), "outcomes", 4, &[row]).await.unwrap());
-    assert_eq!(number(&lake, &app(), "SELECT count(*) FROM outcomes WHERE arm = 'treatment'").await, 2);
-    assert_eq!(lake.version(Table::Outcomes), 2);
+    a.send(&lake, 1, at(10), vec![answer("one", at(10))]).await.unwrap();
+    let v1 = lake.flush_and_watermark().await.unwrap();
+    assert_eq!(take(v1.interactions, -60, 30, v1).await.interaction, ["one"]);
+    // Received at minute 5, in the table after the cursor went to minute 30.
+    let late = vec![answer("late", at(5)), feedback("late", LabelKind::Rejected, at(5))];
+    b.send(&lake, 1, at(5), late).await.unwrap();
+    b.send(&lake, 2, at(40), vec![answer("next", at(40))]).await.unwrap();
+    let v2 = lake.flush_and_watermark().await.unwrap();
+    let rows = take(v1.interactions, 30, 60, v2).await;
+    assert_eq!(
+        (rows.interaction.clone(), rows.rejected.clone()),
+        (vec!["late".into(), "next".into()], vec![true, false])
+    );
+    assert_eq!(take(v1.interactions, 30, 60, v2).await, rows, "the same range gives the same rows");
+    assert!(take(v2.interactions, 60, 90, v2).await.is_empty());
+    // Compaction moves rows into new files, not into a later version's range.
+    lake.compact(Table::Interactions).await.unwrap();
+    let v3 = lake.flush_and_watermark().await.unwrap();
+    assert!(take(v2.interactions, 60, 90, v3).await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outcomes_hold_each_labelled_interaction_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = open(dir.path()).await;
+    let (a, b) = (Device::new(1), Device::new(2));
+    let advance = |after| {
+        let lake = &lake;
+        async move {
+            let upto = lake.flush_and_watermark().await.unwrap();
+            (lake.outcomes_advance(&app(), &after, &upto).await.unwrap(), upto)
+        }
+    };
+    let start = flywheel_lake::Versions::default();
+    assert_eq!(advance(start).await.0, 0);
+    // One with its label, one without, a label before its interaction, and a label of somebody else.
+    a.send(&lake, 1, at(0), vec![answer("x", at(0)), feedback("x", LabelKind::Rejected, at(0)), answer("late", at(0))])
+        .await
+        .unwrap();
+    a.send(&lake, 2, at(1), vec![feedback("early", LabelKind::Edited, at(1))]).await.unwrap();
+    b.send(&lake, 1, at(1), vec![feedback("late", LabelKind::Rejected, at(1))]).await.unwrap();
+    let (added, v1) = advance(start).await;
+    assert_eq!(added, 1);
+    assert_eq!(advance(start).await.0, 0, "a repetition with an old cursor adds nothing");
+    // Six days later the other halves come, and copies of what is there.
+    let day6 = at(6 * 24 * 60);
+    a.send(&lake, 3, day6, vec![answer("early", day6), feedback("late", LabelKind::Accepted, day6)]).await.unwrap();
+    a.send(&lake, 4, day6, vec![answer("x", day6), feedback("x", LabelKind::Accepted, day6)]).await.unwrap();
+    let (added, v2) = advance(v1).await;
+    assert_eq!(added, 2);
+    assert_eq!((advance(v1).await.0, advance(v2).await.0), (0, 0));
+    // A label that comes after more than 14 days is not awaited any more.
+    a.send(&lake, 5, at(30 * 24 * 60), vec![feedback("gone", LabelKind::Rejected, day6)]).await.unwrap();
+    a.send(&lake, 6, at(60 * 24 * 60), vec![answer("gone", day6)]).await.unwrap();
+    assert_eq!(advance(v2).await.0, 0);
+    let count = |filter: &str| format!("SELECT count(*) FROM outcomes WHERE {filter}");
+    for (filter, n) in [
+        ("interaction_id = 'x' AND label = 'rejected' AND interaction_at = received_at", 1),
+        ("interaction_id = 'early' AND label = 'edited' AND received_at < interaction_at", 1),
+        ("interaction_id = 'late' AND label = 'accepted' AND template_id IS NOT NULL", 1),
+        ("true", 3),
+    ] {
+        assert_eq!(number(&lake, &app(), &count(filter)).await, n, "{filter}");
+    }
 }

@@ -3,6 +3,7 @@
 //! one step before anything else happens.
 
 use crate::config::FailurePolicy;
+use crate::queue::MAX_NUMBER;
 use chrono::{DateTime, Duration, Utc};
 use flywheel_bundle::manifest::HealthV1;
 use flywheel_bundle::verify::{EpochCheck, RunPath, check_epoch_floor};
@@ -134,6 +135,13 @@ impl Default for State {
 }
 
 impl State {
+    /// Whether this device can have counted so far; anything else in the file is damage.
+    pub(crate) fn is_plausible(&self) -> bool {
+        let slots = self.active.iter().chain(&self.previous).map(|s| s.install_no);
+        let reports = self.reports.iter().map(|r| r.no);
+        slots.chain(reports).chain([self.next_install_no, self.next_report]).all(|n| n <= MAX_NUMBER)
+    }
+
     /// Puts a report into the outbox.
     pub(crate) fn report(
         &mut self,

@@ -6,6 +6,9 @@ use flywheel_types::{Error, ErrorKind};
 use std::borrow::Cow;
 use std::io::Read;
 
+/// Largest window of a zstd stream, as a power of two: the 8 MiB every decoder should support (RFC 8878, 3.1.1.1.2).
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+
 /// The body as the decoders see it.
 ///
 /// # Errors
@@ -21,7 +24,9 @@ pub fn inflate<'a>(encoding: Option<&str>, body: &'a [u8], cap: usize) -> Result
         }
         "gzip" | "x-gzip" => read_capped(flate2::bufread::MultiGzDecoder::new(body), cap).map(Cow::Owned),
         "zstd" => {
-            let reader = zstd::stream::read::Decoder::with_buffer(body).map_err(bad_stream)?;
+            let mut reader = zstd::stream::read::Decoder::with_buffer(body).map_err(bad_stream)?;
+            // the window is memory that the sender chooses: up to 128 MiB for a body of ten bytes
+            reader.window_log_max(ZSTD_WINDOW_LOG_MAX).map_err(bad_stream)?;
             read_capped(reader, cap).map(Cow::Owned)
         }
         other => Err(Error::invalid(
@@ -101,6 +106,14 @@ mod tests {
     fn stacked_and_unknown_encodings_are_named() {
         assert_eq!(inflate(Some("gzip, zstd"), b"", 1).unwrap_err().code, "unsupported_encoding");
         assert_eq!(inflate(Some("br"), b"", 1).unwrap_err().code, "unsupported_encoding");
+    }
+
+    #[test]
+    fn a_zstd_window_beyond_8_mib_is_refused() {
+        // a frame of one empty raw block; the second byte after the magic is the window: 10 + 13 or 10 + 17 bits
+        let frame = |window: u8| [0x28, 0xb5, 0x2f, 0xfd, 0, window << 3, 1, 0, 0];
+        assert_eq!(inflate(Some("zstd"), &frame(13), 10).unwrap().len(), 0);
+        assert_eq!(inflate(Some("zstd"), &frame(17), 10).unwrap_err().code, "bad_compression");
     }
 
     #[test]

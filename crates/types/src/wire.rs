@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(batch.seq, 7);
         assert_eq!(batch.events.len(), 3);
         let EventV1::Interaction(i) = &batch.events[0] else { panic!("first is an interaction") };
-        assert_eq!(i.retrieval[1].hidden, true);
+        assert!(i.retrieval[1].hidden);
         assert_eq!(i.assignment.as_ref().unwrap().arm, Arm::Treatment);
         let again: EventBatchV1 = serde_json::from_str(&serde_json::to_string(&batch).unwrap()).unwrap();
         assert_eq!(again, batch);

@@ -213,7 +213,9 @@ impl UpdateClient {
         if signed.document.version > self.floors.timestamp {
             self.outdated();
         }
+        let before = self.floors.clone();
         self.floors.accept_timestamp(&signed.document);
+        self.dirty |= self.floors != before;
         self.session.now = self.now(self.session.now);
         self.session.draft.timestamp = Some(signed);
         self.reach()
@@ -281,7 +283,10 @@ impl UpdateClient {
                 let timestamp = draft.timestamp.as_ref().ok_or(VerifyError::NoOpenRequest)?;
                 let signed = self.trusted.snapshot(bytes, &timestamp.document, &self.floors)?;
                 check_fresh(role, &signed.document, now)?;
+                // The timestamp may have been stored by a refresh that ended before this file.
+                let before = self.floors.clone();
                 self.floors.accept_snapshot(&signed.document);
+                self.dirty |= self.floors != before;
                 draft.snapshot = Some(signed);
             }
             Role::Targets => {

@@ -380,6 +380,25 @@ fn damaged_records_are_survived_without_losing_the_floors() {
 }
 
 #[test]
+fn floors_raised_by_a_repeated_and_unfinished_refresh_survive_a_restart() {
+    let mut shop = Shop::open();
+    shop.assign(None, t(1)).unwrap();
+    let mut phone = shop.client();
+    let without = |name: &str| {
+        let mut repo = shop.repo.clone();
+        repo.files.retain(|path, _| !path.ends_with(name));
+        repo
+    };
+    // the first try ends after the timestamp, the second one file later
+    phone.refresh(&without(".snapshot.json"), 1).unwrap_err();
+    phone.refresh(&without(".targets.json"), 1).unwrap_err();
+    let floors = phone.client.floors().clone();
+    assert_eq!(floors.role(Role::Rollout), 2);
+    phone.restart();
+    assert_eq!(phone.client.floors(), &floors);
+}
+
+#[test]
 fn newer_metadata_that_cannot_be_completed_blocks_installs() {
     let mut shop = Shop::open();
     let mut phone = shop.client();

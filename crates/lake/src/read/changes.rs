@@ -1,9 +1,11 @@
 //! Rows a table gained between two Delta versions: how a step with a cursor `(table, version)` reads on.
 
+use super::received_between;
 use crate::error::LakeError;
 use crate::lake::Lake;
 use crate::provider::session_over;
 use arrow::array::RecordBatch;
+use chrono::{DateTime, NaiveDate, Utc};
 use datafusion::prelude::SessionContext;
 use deltalake::kernel::Add;
 use flywheel_telemetry::Table;
@@ -37,10 +39,19 @@ impl Lake {
         after: u64,
         upto: u64,
     ) -> Result<Vec<RecordBatch>, Error> {
-        Ok(self.changes(app, table, after, upto).await?)
+        Ok(self.changes(app, table, (after, upto), "*", None).await?)
     }
 
-    async fn changes(&self, app: &AppId, table: Table, after: u64, upto: u64) -> Result<Vec<RecordBatch>, LakeError> {
+    /// [`Lake::rows_between`] of the versions `after < v <= upto` with the given columns only, and only what was received
+    /// by `until`: files that hold nothing so old are not opened.
+    pub(crate) async fn changes(
+        &self,
+        app: &AppId,
+        table: Table,
+        (after, upto): (u64, u64),
+        columns: &str,
+        until: Option<DateTime<Utc>>,
+    ) -> Result<Vec<RecordBatch>, LakeError> {
         let handle = self.inner.table(table);
         let log_store = handle.view().delta.log_store();
         let mut out = Vec::new();
@@ -48,17 +59,51 @@ impl Lake {
             let entry = log_store.read_commit_entry(version).await?.ok_or_else(|| {
                 LakeError::Unexpected(format!("{}: the log entry of version {version} is gone", table.name()))
             })?;
-            let adds = appended(&entry)?;
+            let mut adds = appended(&entry)?;
+            adds.retain(|a| is_of(a, app) && until.is_none_or(|t| may_hold(a, t)));
             if adds.is_empty() {
                 continue;
             }
             let delta = handle.at(version).await?;
             let state = session_over(&self.inner, app, table, &delta, Some(adds))?;
-            let query = format!("SELECT * FROM {}", table.name());
+            let old =
+                until.map(|t| format!(" WHERE {}", received_between(DateTime::UNIX_EPOCH, t))).unwrap_or_default();
+            let query = format!("SELECT {columns} FROM {}{old}", table.name());
             out.extend(SessionContext::new_with_state(state).sql(&query).await?.collect().await?);
         }
         Ok(out)
     }
+}
+
+fn partition<'a>(add: &'a Add, column: &str) -> Option<&'a str> {
+    add.partition_values.get(column).and_then(Option::as_deref)
+}
+
+fn is_of(add: &Add, app: &AppId) -> bool {
+    partition(add, "app").is_none_or(|a| a == app.as_str())
+}
+
+/// False only when the file's partition or statistics say that all its rows were received after `until`.
+fn may_hold(add: &Add, until: DateTime<Utc>) -> bool {
+    let date = partition(add, "received_date").and_then(|d| d.parse::<NaiveDate>().ok());
+    if date.is_some_and(|d| d > until.date_naive()) {
+        return false;
+    }
+    let stats = add.stats.as_deref().and_then(|s| serde_json::from_str::<Stats>(s).ok());
+    let first = stats.and_then(|s| DateTime::parse_from_rfc3339(&s.min_values?.received_at?).ok());
+    first.is_none_or(|at| at <= until)
+}
+
+/// The part of a file's statistics that matters here. The least time is rounded down when it is written.
+#[derive(Deserialize)]
+struct Stats {
+    #[serde(rename = "minValues")]
+    min_values: Option<MinValues>,
+}
+
+#[derive(Deserialize)]
+struct MinValues {
+    received_at: Option<String>,
 }
 
 /// Files an append added; none for other operations.
@@ -72,4 +117,28 @@ fn appended(entry: &[u8]) -> Result<Vec<Add>, LakeError> {
         adds.extend(action.add.filter(|a| a.data_change));
     }
     Ok(if is_write { adds } else { Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_skipped_only_when_all_their_rows_are_newer() {
+        let add = |date: &str, first: &str| Add {
+            partition_values: [("app", "shop"), ("received_date", date)]
+                .map(|(k, v)| (k.to_owned(), Some(v.to_owned())))
+                .into(),
+            stats: Some(format!(r#"{{"numRecords":1,"minValues":{{"received_at":"{first}"}}}}"#)),
+            ..Add::default()
+        };
+        let until: DateTime<Utc> = "2026-03-01T08:00:00Z".parse().unwrap();
+        assert!(may_hold(&add("2026-03-01", "2026-03-01T07:59:59.999Z"), until));
+        assert!(!may_hold(&add("2026-03-01", "2026-03-01T08:00:00.001Z"), until));
+        assert!(!may_hold(&add("2026-03-02", "2026-03-01T07:00:00.000Z"), until));
+        assert!(may_hold(&add("2026-03-01", "unreadable"), until));
+        assert!(may_hold(&Add { stats: None, ..add("2026-02-27", "") }, until));
+        assert!(is_of(&add("2026-03-01", ""), &"shop".parse().unwrap()));
+        assert!(!is_of(&add("2026-03-01", ""), &"news".parse().unwrap()));
+    }
 }

@@ -11,6 +11,10 @@ use flywheel_types::rows::{InteractionRows, Names};
 use flywheel_types::{AppId, Error, LabelKind, TrustClass};
 use std::collections::HashSet;
 
+/// What [`read`] needs of a row.
+const COLUMNS: &str = "interaction_id, install_id, trust, received_at, template_id, bundle, device_class, locale, \
+    detected, chunk_ids, chunk_versions, chunk_hidden";
+
 /// One interaction before interning, in the order rows are returned.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Item {
@@ -44,18 +48,65 @@ impl Lake {
         label_delay: Duration,
         as_of: Option<&Versions>,
     ) -> Result<(Names, InteractionRows), Error> {
+        let items = self.items_due(app, due_from_exclusive, due_to_inclusive, label_delay, as_of).await?;
+        self.label(app, items, due_to_inclusive, label_delay, as_of).await
+    }
+
+    /// [`Self::interaction_batch`] as of `upto`, and with it the rows that were due by `due_from_exclusive` already but
+    /// reached the table only in versions after `seen` (of another node that was cut off, say). Called with
+    /// `(due_from_exclusive, seen)` set to the `(due_to_inclusive, upto)` of the call before, every row is returned
+    /// exactly once, whenever it was received and whenever it came.
+    ///
+    /// # Errors
+    /// When a table cannot be read, or the files of a version after `seen` are gone.
+    pub async fn interaction_batch_after(
+        &self,
+        app: &AppId,
+        seen: u64,
+        due_from_exclusive: DateTime<Utc>,
+        due_to_inclusive: DateTime<Utc>,
+        label_delay: Duration,
+        upto: &Versions,
+    ) -> Result<(Names, InteractionRows), Error> {
+        let mut items = self.items_due(app, due_from_exclusive, due_to_inclusive, label_delay, Some(upto)).await?;
+        let until = before(due_from_exclusive, label_delay);
+        let range = (seen, upto.interactions);
+        for batch in self.changes(app, Table::Interactions, range, COLUMNS, Some(until)).await? {
+            read(&batch, &mut items)?;
+        }
+        self.label(app, items, due_to_inclusive, label_delay, Some(upto)).await
+    }
+
+    async fn items_due(
+        &self,
+        app: &AppId,
+        due_from_exclusive: DateTime<Utc>,
+        due_to_inclusive: DateTime<Utc>,
+        label_delay: Duration,
+        as_of: Option<&Versions>,
+    ) -> Result<Vec<Item>, Error> {
         let (from, to) = (before(due_from_exclusive, label_delay), before(due_to_inclusive, label_delay));
-        let query = format!(
-            "SELECT interaction_id, coalesce(install_id, '') AS install, trust, received_at, template_id, bundle, \
-             device_class, locale, detected, chunk_ids, chunk_versions, chunk_hidden FROM interactions WHERE {}",
-            received_between(from, to)
-        );
+        let query = format!("SELECT {COLUMNS} FROM interactions WHERE {}", received_between(from, to));
         let mut items = Vec::new();
         for batch in self.rows(app, as_of, &[Table::Interactions], &query).await? {
             read(&batch, &mut items)?;
         }
+        Ok(items)
+    }
+
+    async fn label(
+        &self,
+        app: &AppId,
+        mut items: Vec<Item>,
+        due_to_inclusive: DateTime<Utc>,
+        label_delay: Duration,
+        as_of: Option<&Versions>,
+    ) -> Result<(Names, InteractionRows), Error> {
         items.sort();
-        let labels = Labels::load(self, app, as_of, parked(from), due_to_inclusive).await?;
+        let labels = match items.first() {
+            Some(first) => Labels::load(self, app, as_of, parked(time(first.at)), due_to_inclusive).await?,
+            None => Labels::default(),
+        };
         let delay = label_delay.num_microseconds().unwrap_or(i64::MAX);
         let (mut names, mut rows) = (Names::default(), InteractionRows::default());
         let mut seen = HashSet::new();
@@ -75,7 +126,7 @@ impl Lake {
 fn read(batch: &RecordBatch, items: &mut Vec<Item>) -> Result<(), crate::error::LakeError> {
     let c = Columns::new(batch);
     let (ids, installs, trust, at) =
-        (c.text("interaction_id")?, c.text("install")?, c.words("trust")?, c.micros("received_at")?);
+        (c.text("interaction_id")?, c.text("install_id")?, c.words("trust")?, c.micros("received_at")?);
     let (templates, bundles) = (c.text("template_id")?, c.text("bundle")?);
     let (classes, locales, detected) = (c.text("device_class")?, c.text("locale")?, c.text("detected")?);
     let chunk_ids = c.text_lists("chunk_ids")?;

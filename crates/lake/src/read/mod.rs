@@ -15,7 +15,6 @@ mod outcomes;
 
 pub use bundles::HeldBundle;
 pub use fleet::{InventoryRow, RejectedInteraction};
-pub use outcomes::Outcome;
 
 use crate::error::LakeError;
 use crate::lake::Lake;

@@ -228,9 +228,9 @@ fn read_state(path: &Path) -> Result<State, SdkError> {
         return Ok(State::default());
     };
     match serde_json::from_slice::<State>(&bytes) {
-        Ok(state) if state.v == 1 => Ok(state),
+        Ok(state) if state.v == 1 && state.is_plausible() => Ok(state),
         other => {
-            let why = other.err().map_or("unknown version".to_owned(), |e| e.to_string());
+            let why = other.err().map_or("unknown version or impossible numbers".to_owned(), |e| e.to_string());
             tracing::warn!(path = %path.display(), why, "the device state cannot be read; starting with empty slots");
             let aside = path.with_extension("bad");
             std::fs::rename(path, &aside).map_err(|e| SdkError::io("putting a damaged file aside", path, e))?;

@@ -3,6 +3,8 @@
 
 mod log;
 
+pub(crate) use log::MAX_NUMBER;
+
 use crate::config::{Durability, QueueLimits, UploadPolicy};
 use crate::error::SdkError;
 use crate::files;
@@ -139,8 +141,12 @@ impl Queue {
     fn apply(&mut self, record: Record) -> Result<(), SdkError> {
         match record {
             Record::Base(json) => {
-                self.counters = serde_json::from_slice(&json)
-                    .map_err(|e| SdkError::Corrupt { path: self.path.clone(), why: e.to_string() })?;
+                let corrupt = |why: String| SdkError::Corrupt { path: self.path.clone(), why };
+                let stored: Counters = serde_json::from_slice(&json).map_err(|e| corrupt(e.to_string()))?;
+                if [stored.next_seq, stored.next_event, stored.last_report].iter().any(|n| *n > MAX_NUMBER) {
+                    return Err(corrupt("a counter is larger than any this device can have reached".to_owned()));
+                }
+                self.counters = stored;
             }
             Record::Event { no, report, interaction, json } => {
                 let text = String::from_utf8_lossy(&json).into_owned();
@@ -242,7 +248,7 @@ impl Queue {
         }
         numbers.sort_unstable();
         let mut dropped = self.counters.dropped.clone();
-        *dropped.entry("queue_full".into()).or_default() += numbers.len() as u64;
+        add_loss(&mut dropped, "queue_full".into(), numbers.len() as u64);
         let counters = serde_json::to_vec(&dropped).unwrap_or_default();
         let record = Record::Dropped { events: numbers, counters };
         self.write(std::slice::from_ref(&record))?;
@@ -355,7 +361,7 @@ impl Queue {
                 Ok(EventV1::Device(d)) if d.event == DeviceEventKind::EventsDropped => split_loss(d.reason),
                 _ => (reason.to_owned(), 1),
             };
-            *dropped.entry(reason).or_default() += count;
+            add_loss(&mut dropped, reason, count);
         }
         let counters = serde_json::to_vec(&dropped).unwrap_or_default();
         let record = Record::Refused { seq, counters };
@@ -383,7 +389,7 @@ impl Queue {
             match serde_json::from_str::<EventV1>(raw.get()) {
                 Ok(EventV1::Device(d)) if d.event == DeviceEventKind::EventsDropped => {
                     let (reason, count) = split_loss(d.reason);
-                    *self.counters.dropped.entry(reason).or_default() += count;
+                    add_loss(&mut self.counters.dropped, reason, count);
                 }
                 parsed => back.push(Queued {
                     no: first_no + i as u64,
@@ -433,6 +439,12 @@ impl Queue {
     }
 }
 
+/// Counts a loss. The counts come back from files and reports, so they may be anything.
+fn add_loss(dropped: &mut BTreeMap<String, u64>, reason: String, count: u64) {
+    let sum = dropped.entry(reason).or_default();
+    *sum = sum.saturating_add(count);
+}
+
 fn split_loss(reason: Option<String>) -> (String, u64) {
     let text = reason.unwrap_or_default();
     match text.rsplit_once('=') {
@@ -449,7 +461,7 @@ fn encode_seq(seq: u64) -> Vec<u8> {
 
 fn decode_seq(bytes: &[u8]) -> Option<u64> {
     let (seq, crc) = bytes.split_first_chunk::<8>()?;
-    (crc == crc32fast::hash(seq).to_le_bytes()).then(|| u64::from_le_bytes(*seq))
+    (crc == crc32fast::hash(seq).to_le_bytes()).then(|| u64::from_le_bytes(*seq)).filter(|seq| *seq <= MAX_NUMBER)
 }
 
 #[cfg(test)]

@@ -242,3 +242,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn counters_that_no_device_reaches_are_damage_and_never_overflow() {
+    let dir = tempfile::tempdir().unwrap();
+    for field in ["next_seq", "next_event", "last_report"] {
+        let mut base = serde_json::json!({ "next_seq": 1, "next_event": 1, "last_report": 0, "dropped": {} });
+        base[field] = serde_json::json!(u64::MAX);
+        let record = Record::Base(base.to_string().into_bytes());
+        std::fs::write(dir.path().join("queue.log"), record.encode()).unwrap();
+        let opened = Queue::open(dir.path(), Durability::Relaxed, QueueLimits::default());
+        assert!(matches!(opened, Err(SdkError::Corrupt { .. })), "{field}");
+    }
+    std::fs::remove_file(dir.path().join("queue.log")).unwrap();
+    std::fs::write(dir.path().join("queue.seq"), encode_seq(u64::MAX)).unwrap();
+    let mut q = open(dir.path());
+    q.append(&[feedback(1)], 0).unwrap();
+    let seq = batch(&mut q, 1).unwrap().seq;
+    assert!(seq > SEQ_JUMP && seq <= MAX_NUMBER, "{seq}");
+}
+
+#[test]
+fn counted_losses_stop_at_the_largest_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = r#"{"next_seq":1,"next_event":1,"last_report":0,"dropped":{"queue_full":18446744073709551615}}"#;
+    std::fs::write(dir.path().join("queue.log"), Record::Base(base.into()).encode()).unwrap();
+    let limits = QueueLimits { max_events: 1, ..QueueLimits::default() };
+    let mut q = Queue::open(dir.path(), Durability::Relaxed, limits).unwrap();
+    q.append(&[feedback(1), feedback(2)], 0).unwrap();
+    assert_eq!(q.counters.dropped["queue_full"], u64::MAX);
+}

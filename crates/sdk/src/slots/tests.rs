@@ -202,3 +202,19 @@ fn a_raised_security_floor_limits_the_fall_back() {
     assert_eq!(s.active, None);
     assert_eq!(s.reports.last().unwrap().event.reason.as_deref(), Some("to=none;below_floor"));
 }
+
+#[test]
+fn numbers_that_no_device_reaches_make_a_state_implausible() {
+    let mut state = State::default();
+    install(&mut state, &to("a"), "a", 1);
+    assert!(state.is_plausible());
+    let with = |change: fn(&mut State)| {
+        let mut changed = state.clone();
+        change(&mut changed);
+        changed
+    };
+    assert!(!with(|s| s.next_report = u64::MAX).is_plausible());
+    assert!(!with(|s| s.next_install_no = u64::MAX).is_plausible());
+    assert!(!with(|s| s.reports[0].no = u64::MAX).is_plausible());
+    assert!(!with(|s| s.active.as_mut().unwrap().install_no = u64::MAX).is_plausible());
+}

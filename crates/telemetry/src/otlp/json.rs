@@ -149,10 +149,11 @@ fn convert<'a>(ctx: &Context<'_>, is_span: bool, one: One<'a>) -> Result<Record<
     if !is_span && time_ns == 0 {
         time_ns = end_ns;
     }
-    let mut events = Vec::new();
-    for e in one.events.unwrap_or_default().into_iter().take(ctx.limits.attributes) {
-        events.push(convert(ctx, false, e)?);
+    let inner = one.events.unwrap_or_default();
+    if inner.len() > ctx.limits.attributes {
+        return Err(("too_many_attributes", format!("more than {} events", ctx.limits.attributes)));
     }
+    let events = inner.into_iter().map(|e| convert(ctx, false, e)).collect::<Result<_, _>>()?;
     Ok(Record {
         name: one.event_name.or(one.name).unwrap_or_default(),
         is_span,
@@ -219,9 +220,9 @@ fn value<'a>(v: Any<'a>, depth: usize) -> Result<Value<'a>, Broken> {
         return Ok(Value::List(items.into_iter().map(|i| value(i, depth)).collect::<Result<_, _>>()?));
     }
     if let Some(raw) = v.kvlist_value {
-        return Ok(Value::Other(raw.get().to_owned()));
+        return Ok(Value::Map(raw.get().to_owned()));
     }
-    Ok(v.bytes_value.map_or(Value::Null, |b| Value::Other(b.into_owned())))
+    Ok(v.bytes_value.map_or(Value::Null, |b| Value::Bytes(b.into_owned())))
 }
 
 fn short(text: &str) -> String {

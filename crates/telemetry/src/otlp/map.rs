@@ -40,12 +40,18 @@ impl<'a> Mapper<'a> {
     /// Joins retrieval spans with their answers and returns the rows.
     #[must_use]
     pub fn finish(mut self) -> Decoded {
+        let limit = self.ctx.limits.chunks;
+        let mut too_many = 0;
         for (row, trace) in self.out.interactions.iter_mut().zip(&self.traces) {
             if row.chunk_ids.is_empty()
                 && !trace.is_empty()
                 && let Some(found) = self.retrievals.remove(trace)
             {
                 for r in found {
+                    if row.chunk_ids.len() + r.ids.len() > limit {
+                        too_many += 1;
+                        continue;
+                    }
                     row.chunk_ids.extend(r.ids);
                     row.chunk_versions.extend(r.versions);
                     row.chunk_scores.extend(r.scores);
@@ -53,12 +59,13 @@ impl<'a> Mapper<'a> {
                 }
             }
         }
+        for _ in 0..too_many {
+            let detail = format!("the retrieval spans of a trace name more chunks than the limit of {limit}");
+            self.out.quarantine(Kind::Unknown, "too_many_chunks", detail);
+        }
         for _ in self.retrievals.values().flatten() {
-            self.out.quarantined.push(crate::decode::Quarantined {
-                kind: Kind::Unknown,
-                reason: "retrieval_without_answer",
-                detail: "a retrieval span without a chat span of its trace in the same request".to_owned(),
-            });
+            let detail = "a retrieval span without a chat span of its trace in the same request";
+            self.out.quarantine(Kind::Unknown, "retrieval_without_answer", detail);
         }
         self.out
     }

@@ -28,8 +28,8 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    fn finite(&mut self, v: &Value<'_>) -> Option<f64> {
-        let d = v.to_double()?;
+    fn finite(&mut self, number: Option<f64>) -> Option<f64> {
+        let d = number?;
         if d.is_finite() {
             return Some(d);
         }
@@ -58,7 +58,9 @@ impl Draft {
             "gen_ai.request.model" => self.row.request_model = word(),
             "gen_ai.response.model" => self.row.response_model = word(),
             // Seconds in the convention, milliseconds in the table.
-            "gen_ai.response.time_to_first_chunk" => self.row.ttft_ms = self.finite(value).map(|s| s * 1000.0),
+            "gen_ai.response.time_to_first_chunk" => {
+                self.row.ttft_ms = self.finite(value.to_double().map(|s| s * 1000.0))
+            }
             "gen_ai.usage.input_tokens" | "gen_ai.usage.prompt_tokens" => self.row.input_tokens = value.to_int(),
             "gen_ai.usage.output_tokens" | "gen_ai.usage.completion_tokens" => {
                 self.row.output_tokens = value.to_int();
@@ -72,7 +74,7 @@ impl Draft {
             "gen_ai.retrieval.documents" => self.documents(value),
             "gen_ai.evaluation.name" => self.evaluation = word(),
             "gen_ai.evaluation.score.label" => self.label = word(),
-            "gen_ai.evaluation.score.value" => self.score = self.finite(value),
+            "gen_ai.evaluation.score.value" => self.score = self.finite(value.to_double()),
             "gen_ai.evaluation.explanation" => self.reason = value.to_text(),
             "gen_ai.input.messages" | "gen_ai.prompt" => self.question = value.to_text(),
             "gen_ai.output.messages" | "gen_ai.completion" => self.answer = value.to_text(),
@@ -92,17 +94,16 @@ impl Draft {
                 self.row.chunk_versions = list(value, |v| v.to_int().and_then(|i| i32::try_from(i).ok()));
             }
             "fleet.retrieval.scores" => {
-                self.row.chunk_scores =
-                    list(value, |v| v.to_double().map(|d| if d.is_finite() { d as f32 } else { 0.0 }));
+                self.row.chunk_scores = list(value, |v| v.to_double().map(chunk_score));
             }
             "fleet.retrieval.hidden" => self.row.chunk_hidden = list(value, |v| v.to_bool()),
             "fleet.index.version" => self.row.index_version = value.to_int(),
-            "fleet.response.time_to_first_visible_ms" => self.row.ttfv_ms = self.finite(value),
-            "fleet.decode.tokens_per_second" => self.row.decode_tokens_per_s = self.finite(value),
+            "fleet.response.time_to_first_visible_ms" => self.row.ttfv_ms = self.finite(value.to_double()),
+            "fleet.decode.tokens_per_second" => self.row.decode_tokens_per_s = self.finite(value.to_double()),
             "fleet.memory.peak_bytes" => self.row.peak_memory_bytes = value.to_int(),
             "fleet.memory.metric" => self.row.memory_metric = word(),
-            "fleet.energy.millijoules" => self.row.energy_mj = self.finite(value),
-            "fleet.model.load_ms" => self.row.load_ms = self.finite(value),
+            "fleet.energy.millijoules" => self.row.energy_mj = self.finite(value.to_double()),
+            "fleet.model.load_ms" => self.row.load_ms = self.finite(value.to_double()),
             "fleet.model.quantization" => self.row.quantization = word(),
             "fleet.cold_start" => self.row.cold_start = value.to_bool(),
             "fleet.refusal" => {
@@ -177,8 +178,8 @@ impl Draft {
             }
         }
         if self.row.chunk_ids.is_empty() {
-            self.row.chunk_ids = found.iter().filter_map(|d| short(&d.id)).collect();
-            self.row.chunk_scores = found.iter().map(|d| d.score.unwrap_or(0.0) as f32).collect();
+            let named = found.iter().filter_map(|d| Some((short(&d.id)?, chunk_score(d.score.unwrap_or(0.0)))));
+            (self.row.chunk_ids, self.row.chunk_scores) = named.unzip();
         }
     }
 }
@@ -189,6 +190,12 @@ fn list<T>(value: &Value<'_>, f: impl Fn(&Value<'_>) -> Option<T>) -> Vec<T> {
         Value::Null => Vec::new(),
         one => f(one).into_iter().collect(),
     }
+}
+
+/// A score in the width of its column; 0 for what is not finite there.
+fn chunk_score(score: f64) -> f32 {
+    let narrow = score as f32;
+    if narrow.is_finite() { narrow } else { 0.0 }
 }
 
 /// `canary` is what many feature-flag systems call the treatment arm.

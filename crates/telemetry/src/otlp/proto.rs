@@ -204,9 +204,9 @@ fn any_value<'a>(ctx: &Context<'_>, bytes: &'a [u8], depth: usize, repaired: &mu
                         pairs.push(key_text(ctx, v.bytes(1)?, depth, repaired)?);
                     }
                 }
-                Value::Other(format!("{{{}}}", pairs.join(",")))
+                Value::Map(format!("{{{}}}", pairs.join(",")))
             }
-            7 => Value::Other(hex::encode(value.bytes(7)?)),
+            7 => Value::Bytes(hex::encode(value.bytes(7)?)),
             _ => out,
         };
     }
@@ -224,10 +224,6 @@ fn key_text(ctx: &Context<'_>, bytes: &[u8], depth: usize, repaired: &mut u32) -
             _ => {}
         }
     }
-    let quote = |s: &str| serde_json::Value::from(s).to_string();
-    let shown = match &val {
-        Value::Other(s) if s.starts_with('{') => s.clone(),
-        other => other.to_text().map_or_else(|| "null".to_owned(), |t| quote(&t)),
-    };
-    Ok(format!("{}:{shown}", quote(&key)))
+    let shown = val.to_json().unwrap_or_else(|| "null".to_owned());
+    Ok(format!("{}:{shown}", serde_json::Value::from(key)))
 }

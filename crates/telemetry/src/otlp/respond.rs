@@ -14,7 +14,8 @@ pub fn success(endpoint: Endpoint, encoding: Encoding, ack: &IngestAckV1) -> Vec
         Encoding::Json => {
             let name = if endpoint == Endpoint::OtlpTraces { "rejectedSpans" } else { "rejectedLogRecords" };
             let body = if ack.quarantined == 0 {
-                serde_json::json!({ "partialSuccess": {} })
+                // OTLP 1.x, "Full Success": the server must leave the field unset
+                serde_json::json!({})
             } else {
                 // ProtoJSON writes 64-bit integers as strings.
                 serde_json::json!({ "partialSuccess": { name: ack.quarantined.to_string(), "errorMessage": message } })
@@ -89,6 +90,7 @@ mod tests {
         let json: serde_json::Value =
             serde_json::from_slice(&success(Endpoint::OtlpLogs, Encoding::Json, &ack)).unwrap();
         assert_eq!(json["partialSuccess"]["rejectedLogRecords"], "300");
+        assert_eq!(success(Endpoint::OtlpLogs, Encoding::Json, &IngestAckV1::default()), b"{}");
         assert!(success(Endpoint::OtlpLogs, Encoding::Protobuf, &IngestAckV1::default()).is_empty());
     }
 }

@@ -7,7 +7,7 @@ use flywheel_types::AppId;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as V;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue, KeyValueList};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, span::Event};
@@ -244,6 +244,84 @@ fn depth_and_counts_are_bounded() {
     let too_many = logs((0..51).map(|i| log(answer(&i.to_string()))).collect());
     let e = decode_as(Endpoint::OtlpLogs, Encoding::Protobuf, &too_many.encode_to_vec()).unwrap_err();
     assert_eq!(e.code, "too_many_records");
+}
+
+#[test]
+fn nested_values_grow_with_their_size_and_not_with_their_depth() {
+    // as text within text, each of the fifteen levels would double the escapes: gigabytes out of 100 kB
+    let quotes = "\"".repeat(50_000);
+    let (mut lists, mut mixed) = (s(&quotes), s(&quotes));
+    for level in 0..14 {
+        lists = list(vec![lists]);
+        mixed = if level % 2 == 0 {
+            V::KvlistValue(KeyValueList { values: vec![kv("k", mixed)] })
+        } else {
+            list(vec![mixed])
+        };
+    }
+    let mut attributes = answer("r-1");
+    attributes.extend([kv("lists", lists), kv("mixed", mixed), kv("small", list(vec![list(vec![s("a\"b")])]))]);
+    let got = decode_as(Endpoint::OtlpLogs, Encoding::Protobuf, &logs(vec![log(attributes)]).encode_to_vec()).unwrap();
+    let row = &got.interactions[0];
+    assert_eq!(row.dropped_attrs, 2);
+    assert_eq!(row.attrs.0[1], ("small".to_owned(), r#"[["a\"b"]]"#.to_owned()));
+}
+
+#[test]
+fn numbers_that_leave_the_range_of_their_column_are_not_stored() {
+    let mut attributes = answer("r-1");
+    attributes[2] = kv("gen_ai.response.time_to_first_chunk", V::DoubleValue(1e307));
+    attributes[10] = kv("fleet.retrieval.scores", list(vec![V::DoubleValue(1e300), V::DoubleValue(0.5)]));
+    let got = decode_as(Endpoint::OtlpLogs, Encoding::Protobuf, &logs(vec![log(attributes)]).encode_to_vec()).unwrap();
+    let row = &got.interactions[0];
+    assert_eq!((row.ttft_ms, &*row.chunk_scores), (None, &[0.0, 0.5][..]));
+    let mut attributes = answer("r-2");
+    attributes.truncate(2);
+    let documents = r#"[{"id":"","score":0.9},{"id":"kb-1","score":1e300},{"id":"kb-2","score":0.5}]"#;
+    attributes.push(kv("gen_ai.retrieval.documents", s(documents)));
+    let got = decode_as(Endpoint::OtlpLogs, Encoding::Protobuf, &logs(vec![log(attributes)]).encode_to_vec()).unwrap();
+    let row = &got.interactions[0];
+    assert_eq!((&row.chunk_ids[..], &row.chunk_scores[..]), (&["kb-1".to_owned(), "kb-2".into()][..], &[0.0, 0.5][..]));
+}
+
+#[test]
+fn the_retrieval_spans_of_a_trace_share_the_chunk_limit() {
+    let span = |id: u8, attributes: Vec<KeyValue>| Span {
+        trace_id: vec![1; 16],
+        span_id: vec![id; 8],
+        attributes,
+        ..Span::default()
+    };
+    let chunks = |n: usize| list((0..n).map(|i| s(&format!("kb-{i}"))).collect());
+    let retrieval =
+        |id, n| span(id, vec![kv("gen_ai.operation.name", s("retrieval")), kv("fleet.retrieval.chunk_ids", chunks(n))]);
+    let limit = Limits::default().chunks;
+    let chat = span(9, vec![kv("gen_ai.operation.name", s("chat"))]);
+    let spans = vec![retrieval(1, limit - 1), retrieval(2, 2), retrieval(3, 1), chat];
+    let scope_spans = vec![ScopeSpans { spans, ..ScopeSpans::default() }];
+    let resource_spans = vec![ResourceSpans { scope_spans, ..ResourceSpans::default() }];
+    let body = ExportTraceServiceRequest { resource_spans }.encode_to_vec();
+    let got = decode_as(Endpoint::OtlpTraces, Encoding::Protobuf, &body).unwrap();
+    assert_eq!(got.interactions[0].chunk_ids.len(), limit);
+    assert_eq!(got.quarantined.iter().map(|q| q.reason).collect::<Vec<_>>(), ["too_many_chunks"]);
+}
+
+#[test]
+fn more_events_than_a_span_may_have_quarantine_it_in_both_encodings() {
+    let span = Span { events: vec![Event::default(); 257], span_id: vec![1; 8], ..Span::default() };
+    let scope_spans = vec![ScopeSpans { spans: vec![span], ..ScopeSpans::default() }];
+    let request =
+        ExportTraceServiceRequest { resource_spans: vec![ResourceSpans { scope_spans, ..ResourceSpans::default() }] };
+    for (encoding, body) in
+        [(Encoding::Protobuf, request.encode_to_vec()), (Encoding::Json, serde_json::to_vec(&request).unwrap())]
+    {
+        let got = decode_as(Endpoint::OtlpTraces, encoding, &body).unwrap();
+        assert_eq!(
+            got.quarantined.iter().map(|q| q.reason).collect::<Vec<_>>(),
+            ["too_many_attributes"],
+            "{encoding:?}"
+        );
+    }
 }
 
 #[test]

@@ -12,8 +12,10 @@ pub enum Value<'a> {
     /// Also carries NaN and infinities; the mapper turns them into NULL.
     Double(f64),
     List(Vec<Value<'a>>),
-    /// Maps and bytes: kept only as text in `attrs`.
-    Other(String),
+    /// A map as JSON text: kept only in `attrs`.
+    Map(String),
+    /// Bytes in the encoding's own text form: kept only in `attrs`.
+    Bytes(String),
 }
 
 impl Value<'_> {
@@ -26,11 +28,23 @@ impl Value<'_> {
             Self::Bool(b) => Some(b.to_string()),
             Self::Int(i) => Some(i.to_string()),
             Self::Double(d) => d.is_finite().then(|| d.to_string()),
+            Self::List(_) => self.to_json(),
+            Self::Map(s) | Self::Bytes(s) => Some(s.clone()),
+        }
+    }
+    /// JSON text in which every scalar is a string; `None` for what has no text. Lists and maps stay nested: as text
+    /// within text their quotes would be escaped anew at every level, and double each time.
+    #[must_use]
+    pub fn to_json(&self) -> Option<String> {
+        match self {
             Self::List(items) => {
-                let parts: Vec<String> = items.iter().filter_map(Value::to_text).collect();
-                serde_json::to_string(&parts).ok()
+                let parts: Vec<String> = items.iter().filter_map(Value::to_json).collect();
+                Some(format!("[{}]", parts.join(",")))
             }
-            Self::Other(s) => Some(s.clone()),
+            Self::Map(json) => Some(json.clone()),
+            Self::Null | Self::Text(_) | Self::Bool(_) | Self::Int(_) | Self::Double(_) | Self::Bytes(_) => {
+                self.to_text().map(|text| serde_json::Value::from(text).to_string())
+            }
         }
     }
     /// Whole number; a double with a fraction is none.
@@ -40,7 +54,7 @@ impl Value<'_> {
             Self::Int(i) => Some(*i),
             Self::Double(d) if d.fract() == 0.0 && d.abs() < 9.0e15 => Some(*d as i64),
             Self::Text(s) => s.parse().ok(),
-            Self::Null | Self::Bool(_) | Self::Double(_) | Self::List(_) | Self::Other(_) => None,
+            Self::Null | Self::Bool(_) | Self::Double(_) | Self::List(_) | Self::Map(_) | Self::Bytes(_) => None,
         }
     }
     /// Floating point number, possibly not finite.
@@ -50,7 +64,7 @@ impl Value<'_> {
             Self::Int(i) => Some(*i as f64),
             Self::Double(d) => Some(*d),
             Self::Text(s) => s.parse().ok(),
-            Self::Null | Self::Bool(_) | Self::List(_) | Self::Other(_) => None,
+            Self::Null | Self::Bool(_) | Self::List(_) | Self::Map(_) | Self::Bytes(_) => None,
         }
     }
     /// Truth value, also from text.
@@ -59,7 +73,7 @@ impl Value<'_> {
         match self {
             Self::Bool(b) => Some(*b),
             Self::Text(s) => s.parse().ok(),
-            Self::Null | Self::Int(_) | Self::Double(_) | Self::List(_) | Self::Other(_) => None,
+            Self::Null | Self::Int(_) | Self::Double(_) | Self::List(_) | Self::Map(_) | Self::Bytes(_) => None,
         }
     }
 }
