@@ -1,18 +1,19 @@
 //! The controllers: what happens when business time passes. Everything that was received before a tick is in the
 //! tables before the controllers look; they only queue jobs, the steps do the work.
 
-use crate::pipeline::{attribute, compact, reconcile_rollout};
+use crate::pipeline::{attribute, compact, notify, reconcile_rollout};
 use crate::server::Server;
-use chrono::{DateTime, Timelike, Utc};
-use flywheel_jobs::Scheduler;
-use flywheel_store::jobs::NewJob;
+use chrono::{DateTime, Utc};
+use flywheel_jobs::{ScheduleSpec, Scheduler};
 use flywheel_types::{AppId, Error, JobState};
-use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest time a virtual tick waits for its jobs, seconds (training on a small machine takes minutes).
 const SETTLE_S: u64 = 1800;
+
+/// The schedule that every app has: nightly compaction, vacuum and pruning. An operator can move or pause it.
+const HOUSEKEEPING: &str = "housekeeping";
 
 /// One tick at the business time `server.now()`.
 ///
@@ -22,6 +23,7 @@ pub async fn tick(server: &Server, scheduler: &Scheduler) -> Result<(), Error> {
     server.lake.flush().await?;
     let now = server.now();
     for app in server.store.app_list().await? {
+        housekeeping(server, &app.app_id).await?;
         queue(server, &app.app_id, now).await?;
         reconcile_rollout::repair_assignment(server, &app.app_id).await.or_else(|e| {
             // an app without keys has nothing to publish yet
@@ -30,7 +32,6 @@ pub async fn tick(server: &Server, scheduler: &Scheduler) -> Result<(), Error> {
     }
     scheduler.tick().await?;
     server.metrics.add("flywheel_ticks_total", &[], 1);
-    server.jobs_changed();
     Ok(())
 }
 
@@ -41,10 +42,16 @@ async fn queue(server: &Server, app: &AppId, now: DateTime<Utc>) -> Result<(), E
     for rollout in &open {
         reconcile_rollout::enqueue(&mut tx, app, &rollout.rollout_id).await?;
     }
-    if now.hour() == 3 {
-        let job = NewJob::new(compact::KIND, json!({ "v": 1 })).dedup(format!("{app}:{}", now.date_naive()));
-        tx.job_enqueue(app, &job).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+async fn housekeeping(server: &Server, app: &AppId) -> Result<(), Error> {
+    if server.store.schedule_get(app, HOUSEKEEPING).await?.is_some() {
+        return Ok(());
     }
+    let mut tx = server.begin().await?;
+    flywheel_jobs::schedule_put(&mut tx, app, &ScheduleSpec::new(HOUSEKEEPING, compact::KIND, "0 3 * * *")).await?;
     tx.commit().await?;
     Ok(())
 }
@@ -93,7 +100,7 @@ pub async fn advance(server: &Server, to: DateTime<Utc>) -> Result<(), Error> {
     settle(server).await
 }
 
-/// Waits until nothing is queued or running.
+/// Waits until nothing is queued or running. Mail is left out: it is retried by the wall clock for hours.
 ///
 /// # Errors
 /// `Unavailable` after half an hour.
@@ -101,8 +108,8 @@ pub async fn settle(server: &Server) -> Result<(), Error> {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(SETTLE_S);
     loop {
         let counts = server.store.job_counts(None).await?;
-        let open: i64 =
-            counts.iter().filter(|c| matches!(c.state, JobState::Queued | JobState::Running)).map(|c| c.count).sum();
+        let waits = |s: JobState| matches!(s, JobState::Queued | JobState::Running);
+        let open: i64 = counts.iter().filter(|c| waits(c.state) && c.kind != notify::KIND).map(|c| c.count).sum();
         if open == 0 {
             return Ok(());
         }

@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| "info,datafusion=warn,delta_kernel=warn".into()),
+                .unwrap_or_else(|_| "info,datafusion=warn,deltalake=warn,delta_kernel=warn,buoyant_kernel=warn".into()),
         )
         .with_writer(std::io::stderr)
         .with_ansi(false)

@@ -2,6 +2,7 @@
 
 use crate::config::{ClockConfig, Config};
 use crate::pipeline::Steps;
+use crate::pipeline::notify::{self, DeadJobs};
 use crate::server::Server;
 use crate::{controller, http};
 use anyhow::{Context, Result};
@@ -22,6 +23,9 @@ pub async fn serve(config: Config) -> Result<()> {
         .await
         .with_context(|| format!("cannot listen on {}", server.config.listen))?;
     tracing::info!(address = %server.config.listen, "serving");
+    if let Err(e) = notify::enqueue_pending(&server).await {
+        tracing::warn!(error = %e, inside = e.inside.as_deref(), "mail that waits goes out with the next message");
+    }
     let (stop, stopped) = watch::channel(false);
     let mut tasks = tokio::task::JoinSet::new();
     if server.config.worker.embedded {
@@ -57,7 +61,8 @@ async fn work(server: Arc<Server>, stop: impl Future<Output = ()> + Send) {
         poll: Duration::from_millis(50),
         ..WorkerOptions::default()
     };
-    let worker = Worker::new(server.store.clone(), Steps(server.clone()).handlers(), options);
+    let handlers = Steps(server.clone()).handlers();
+    let worker = Worker::with_events(server.store.clone(), handlers, options, Arc::new(DeadJobs));
     worker.run(stop).await;
 }
 

@@ -17,7 +17,6 @@ use flywheel_types::{AppId, BusinessClock, Error, ErrorKind, VirtualClock};
 use object_store::local::LocalFileSystem;
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
-use tokio::sync::Notify;
 
 /// The running control plane.
 pub struct Server {
@@ -34,7 +33,6 @@ pub struct Server {
     clock: Arc<dyn BusinessClock>,
     /// Ingest keys seen before; a key lives as long as its app's release, and this is asked on every upload.
     keys: RwLock<HashMap<String, (IngestApp, i64)>>,
-    jobs: Notify,
 }
 
 /// Seconds for which a known ingest key is not looked up again; a revoked key works at most this long.
@@ -75,7 +73,6 @@ impl Server {
             virtual_clock,
             clock,
             keys: RwLock::default(),
-            jobs: Notify::new(),
             config,
         }))
     }
@@ -98,11 +95,6 @@ impl Server {
     /// `Unavailable` when the database is busy or gone.
     pub async fn begin(&self) -> Result<Tx, Error> {
         Ok(self.store.begin(self.now()).await?)
-    }
-
-    /// Wakes the worker; it polls anyway, this saves the wait.
-    pub fn jobs_changed(&self) {
-        self.jobs.notify_waiters();
     }
 
     /// The app behind an ingest key.
@@ -140,7 +132,7 @@ impl Server {
     ///
     /// # Errors
     /// Those of [`Delivery::publish`].
-    pub async fn publish(self: &Self, app: &AppId, what: Publication) -> Result<(), Error> {
+    pub async fn publish(&self, app: &AppId, what: Publication) -> Result<(), Error> {
         let now = self.now();
         tokio::task::block_in_place(|| self.delivery.publish(app, what, &|d| self.objects.file(d), now)).map(|_| ())
     }

@@ -2,14 +2,14 @@
 
 use super::{ModelCommand, say};
 use crate::models::{quantize_file, refused};
+use crate::pipeline::blocking::Watch;
 use crate::pipeline::lora::{Recipe, Work, train};
 use anyhow::{Context, Result, bail};
 use flywheel_attribution::dataset::DatasetV1;
 use flywheel_inference::gguf::Gguf;
 use flywheel_inference::quantize::{Profile, QuantizeOptions};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 
 /// Runs one command. Blocking.
 ///
@@ -21,7 +21,7 @@ pub fn run(command: ModelCommand) -> Result<()> {
         ModelCommand::Quantize { input, output, profile, allow_requantize } => {
             let mut options = QuantizeOptions::new(profile.parse::<Profile>().map_err(refused)?);
             options.allow_requantize = allow_requantize;
-            let report = quantize_file(&input, &output, &options)?;
+            let report = quantize_file(&input, &output, &options, &mut |_| ControlFlow::Continue(()))?;
             say(&serde_json::to_string_pretty(&crate::pipeline::requantize::summary(&report))?);
             Ok(())
         }
@@ -56,13 +56,13 @@ fn tune(base: PathBuf, dataset: &Path, output: &Path, recipe: Recipe) -> Result<
     let merged = output.with_extension("merged.gguf");
     let work = Work { base, samples, recipe, checkpoint: output.with_extension("state"), merged: merged.clone() };
     let checkpoint = work.checkpoint.clone();
-    let losses = train(work, &AtomicBool::new(false), &Mutex::new(Vec::new()))?;
+    let losses = train(work, &Watch::default())?;
     let _ = std::fs::remove_file(checkpoint);
     if profile == "f16" {
         std::fs::rename(&merged, output)?;
     } else {
         let options = QuantizeOptions::new(profile.parse::<Profile>().map_err(refused)?);
-        quantize_file(&merged, output, &options)?;
+        quantize_file(&merged, output, &options, &mut |_| ControlFlow::Continue(()))?;
         std::fs::remove_file(&merged)?;
     }
     say(&format!("{{\"first_loss\": {:?}, \"last_loss\": {:?}}}", losses.first(), losses.last()));

@@ -6,15 +6,16 @@ use crate::server::Server;
 use askama::Template;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use flywheel_store::audit::AuditCheck;
+use flywheel_store::audit::{AuditCheck, AuditRow};
 use flywheel_types::{Error, Role};
 use serde::Deserialize;
 use std::sync::Arc;
 
 /// Entries on a page.
 const PAGE: u32 = 100;
-/// Longest detail shown, characters; the API has all of it.
-const DETAIL: usize = 600;
+/// Longest detail shown at once and unfolded, characters; the API has all of it.
+const SHORT: usize = 160;
+const DETAIL: usize = 4000;
 
 #[derive(Debug, Deserialize)]
 pub struct Which {
@@ -42,7 +43,9 @@ struct Entry {
     actor: String,
     action: String,
     subject: String,
+    /// Its start; the whole is there when this is not all of it.
     detail: String,
+    whole: Option<String>,
     hash: String,
 }
 
@@ -70,23 +73,26 @@ pub async fn show(
     };
     html(&Page {
         app: who.app.to_string(),
-        entries: rows
-            .into_iter()
-            .map(|r| Entry {
-                seq: r.seq,
-                at: time(r.at),
-                actor: r.actor,
-                action: r.action,
-                subject: r.subject,
-                detail: json(&r.detail, DETAIL),
-                hash: short(&r.hash.to_hex()),
-            })
-            .collect(),
+        entries: rows.into_iter().map(entry).collect(),
         older,
         paged: which.before.is_some(),
         may_check: who.require(Role::Operator).is_ok(),
         check,
     })
+}
+
+fn entry(r: AuditRow) -> Entry {
+    let (detail, whole) = (json(&r.detail, SHORT), json(&r.detail, DETAIL));
+    Entry {
+        seq: r.seq,
+        at: time(r.at),
+        actor: r.actor,
+        action: r.action,
+        subject: r.subject,
+        whole: (whole != detail).then_some(whole),
+        detail,
+        hash: short(&r.hash.to_hex()),
+    }
 }
 
 fn check(found: &AuditCheck) -> Check {

@@ -16,6 +16,9 @@ use std::sync::Arc;
 
 /// Most suspected causes on the page.
 const SHOWN: u32 = 100;
+/// What is in force comes first, what is settled last: a long list is cut at its end.
+const ORDER: [FindingState; 4] =
+    [FindingState::Acted, FindingState::Open, FindingState::Resolved, FindingState::Dismissed];
 
 #[derive(Debug, Deserialize)]
 pub struct Filter {
@@ -39,6 +42,8 @@ struct View {
     subject: String,
     state: &'static str,
     class: &'static str,
+    /// Shown with its evidence; the others unfold.
+    unfolded: bool,
     opened: String,
     updated: String,
     reason: String,
@@ -66,7 +71,12 @@ pub async fn show(
     let Query(filter) = filter.map_err(|e| {
         PageError(Error::invalid("bad_query", e.body_text(), "use the links on the page of suspected causes"))
     })?;
-    let rows = server.store.finding_list(&who.app, filter.state, SHOWN).await?;
+    let states = filter.state.map_or_else(|| ORDER.to_vec(), |one| vec![one]);
+    let mut rows = Vec::new();
+    for state in states {
+        let left = SHOWN.saturating_sub(u32::try_from(rows.len()).unwrap_or(SHOWN));
+        rows.extend(server.store.finding_list(&who.app, Some(state), left).await?);
+    }
     html(&Page {
         app: who.app.to_string(),
         filters: filters(filter.state),
@@ -88,7 +98,8 @@ fn view(f: &FindingRow) -> View {
         kind: f.kind.as_str(),
         subject: subject(f),
         state: words::finding_state(f.state),
-        class: if f.state == FindingState::Open { "WAIT" } else { "" },
+        class: words::finding_class(f.state),
+        unfolded: f.state == FindingState::Acted,
         opened: time(f.opened_at),
         updated: time(f.updated_at),
         reason: f.reason.clone().unwrap_or_default(),
@@ -105,11 +116,17 @@ fn view(f: &FindingRow) -> View {
             if let Some(s) = e.suspect {
                 view.numbers = numbers(&s);
                 view.caveats = caveats(&s);
-                view.explanation = s.explanation;
+                // the same sentences are said once
+                if !view.why.contains(&s.explanation) {
+                    view.explanation = s.explanation;
+                }
             }
         }
         // evidence of another form (a slice, an older version): shown as it is rather than hidden
         Err(_) => view.why = json(&f.evidence, 600),
+    }
+    if view.reason == view.why {
+        view.reason.clear();
     }
     view
 }

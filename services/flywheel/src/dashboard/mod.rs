@@ -37,12 +37,21 @@ pub fn router() -> Router<Arc<Server>> {
         .route("/findings", get(findings::show))
         .route("/audit", get(audit::show))
         .route("/assets/style.css", get(style))
+        .route("/assets/icon.svg", get(icon))
         .layer(DefaultBodyLimit::max(FORM_BODY))
         .layer(map_response(page::secure))
 }
 
 /// The style sheet, part of the program: no folder to deploy, no other host to ask.
 async fn style() -> impl IntoResponse {
-    let headers = [(header::CONTENT_TYPE, "text/css; charset=utf-8"), (header::CACHE_CONTROL, "public, max-age=3600")];
-    (headers, include_str!("../../assets/style.css"))
+    asset("text/css; charset=utf-8", include_str!("../../assets/style.css"))
+}
+
+/// The icon of the tab, for which every browser asks.
+async fn icon() -> impl IntoResponse {
+    asset("image/svg+xml", include_str!("../../assets/icon.svg"))
+}
+
+fn asset(kind: &'static str, text: &'static str) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "public, max-age=3600")], text)
 }

@@ -15,9 +15,13 @@ use std::sync::Arc;
 
 /// Bundles whose rejection rate is read; each is a query over the telemetry.
 const MOST_RATES: usize = 4;
+/// Finished rollouts shown below the open ones.
+const FINISHED: usize = 3;
 /// Findings and audit entries shown.
-const SHOWN: usize = 5;
+const SHOWN: usize = 8;
 const AUDIT_SHOWN: u32 = 8;
+/// Of the findings: most of those for which something was done; they come before the open ones.
+const ACTED_SHOWN: u32 = 5;
 /// Newest mails looked at for the counters.
 const MAILS: u32 = 500;
 
@@ -46,9 +50,13 @@ struct FleetView {
 }
 
 struct BundleView {
+    /// Start of the digest, or that there is none.
     name: String,
+    known: bool,
     role: &'static str,
     devices: String,
+    /// Of all devices that proved who they are.
+    share: String,
     not_reporting: String,
     rejection: String,
 }
@@ -67,6 +75,8 @@ struct RolloutView {
 struct FindingView {
     kind: &'static str,
     subject: String,
+    state: &'static str,
+    class: &'static str,
     since: String,
 }
 
@@ -82,8 +92,12 @@ struct AuditView {
 pub async fn show(State(server): State<Arc<Server>>, Visitor(who): Visitor) -> PageResult {
     let app = crate::pipeline::app(&server, &who.app).await?;
     let rollouts = server.store.rollout_list(&who.app, true, 50).await?;
+    let newest = server.store.rollout_list(&who.app, false, 50).await?;
+    let finished = newest.into_iter().filter(|r| r.state.is_final()).take(FINISHED);
+    let shown: Vec<RolloutRow> = rollouts.iter().cloned().chain(finished).collect();
     let default = server.store.release_last_complete(&who.app).await?.map(|r| r.manifest);
     let findings = server.store.finding_list(&who.app, Some(FindingState::Open), 500).await?;
+    let acted = server.store.finding_list(&who.app, Some(FindingState::Acted), ACTED_SHOWN).await?;
     let audit = server.store.audit_list(&who.app, None, AUDIT_SHOWN).await?;
     html(&Overview {
         automation: words::automation(app.settings.automation),
@@ -91,9 +105,9 @@ pub async fn show(State(server): State<Arc<Server>>, Visitor(who): Visitor) -> P
         default_bundle: default.map(|d| d.to_hex()),
         fleet: fleet_view(&server, &who.app, default, &rollouts).await,
         silent_hours: fleet::SILENT_HOURS,
-        rollouts: rollout_views(&server, &who.app, &rollouts).await?,
+        rollouts: rollout_views(&server, &who.app, &shown).await?,
         findings_open: at_most(findings.len(), 500),
-        findings: findings.iter().take(SHOWN).map(finding_view).collect(),
+        findings: acted.iter().chain(&findings).take(SHOWN).map(finding_view).collect(),
         counters: counters(&server, &who.app).await?,
         audit: audit
             .into_iter()
@@ -115,7 +129,13 @@ fn at_most(n: usize, page: usize) -> String {
 }
 
 fn finding_view(f: &FindingRow) -> FindingView {
-    FindingView { kind: f.kind.as_str(), subject: subject(f), since: time(f.opened_at) }
+    FindingView {
+        kind: f.kind.as_str(),
+        subject: subject(f),
+        state: words::finding_state(f.state),
+        class: words::finding_class(f.state),
+        since: time(f.opened_at),
+    }
 }
 
 /// Subject with its version, when it has one.
@@ -133,8 +153,12 @@ async fn rollout_views(server: &Server, app: &AppId, rows: &[RolloutRow]) -> Res
             class: row.state.as_str(),
             bundle: short(&row.treatment.to_hex()),
             since: time(row.state_since),
-            word: report.as_ref().map_or_else(|| "no report yet".into(), |r| r.word.clone()),
-            verdict_class: report.as_ref().map_or("WAIT", |r| words::verdict_class(r.verdict)),
+            word: match &report {
+                Some(r) => r.word.clone(),
+                None if row.control.is_none() => "nothing to compare".into(),
+                None => "no report yet".into(),
+            },
+            verdict_class: report.as_ref().map_or("", |r| words::verdict_class(r.verdict)),
             reason: report.map(|r| r.reason).or_else(|| row.reason.clone()).unwrap_or_default(),
         });
     }
@@ -165,8 +189,10 @@ async fn fleet_view(
         };
         bundles.push(BundleView {
             name: b.bundle.as_deref().map_or_else(|| "none confirmed yet".into(), short),
+            known: b.bundle.is_some(),
             role: role(digest, default, rollouts),
             devices: count(b.devices),
+            share: percent(Some(b.devices as f64 / fleet.devices as f64)),
             not_reporting: count(b.not_reporting),
             rejection,
         });

@@ -1,14 +1,15 @@
 //! One rollout: where it is, what each gate says in pictures and numbers, and how it came here.
 
 use super::format::{NONE, count, percent, points, ppm, time};
-use super::page::{PageResult, Visitor, html};
+use super::page::{PageError, PageResult, Visitor, html};
 use super::svg::{Interval, interval};
 use super::words;
+use crate::http::error::{ApiError, PathParams};
 use crate::http::rollouts::found;
 use crate::server::Server;
 use askama::Template;
-use axum::extract::{Path, State};
-use flywheel_experiment::gate::{GateReportV1, GateResult};
+use axum::extract::State;
+use flywheel_experiment::gate::{GateKind, GateReportV1, GateResult, plain_word};
 use flywheel_experiment::planner::PlanV1;
 use flywheel_store::rollout_requests::RequestRow;
 use flywheel_store::rollouts::{RolloutRow, VerdictRow};
@@ -37,7 +38,8 @@ struct Head {
     since: String,
     reason: String,
     treatment: String,
-    control: String,
+    /// Absent for the first bundle of an app.
+    control: Option<String>,
     candidate: Option<String>,
     created_by: String,
     created_at: String,
@@ -77,10 +79,8 @@ struct Gate {
     method: &'static str,
     new_value: String,
     old_value: String,
-    difference: String,
-    lower: String,
-    upper: String,
-    margin: String,
+    /// Absent where nothing is compared.
+    difference: Option<Difference>,
     new_devices: String,
     old_devices: String,
     new_events: String,
@@ -89,6 +89,14 @@ struct Gate {
     reason: String,
     /// Empty where there is no interval.
     svg: String,
+}
+
+/// New minus last good, in percentage points, with the range in which it lies.
+struct Difference {
+    value: String,
+    lower: String,
+    upper: String,
+    margin: String,
 }
 
 struct Phase {
@@ -108,6 +116,16 @@ struct Plan {
     treatment: String,
     control: String,
     reason: String,
+    /// The gates' answer when the plan was made; absent before the first look.
+    said: Option<Said>,
+}
+
+struct Said {
+    word: &'static str,
+    class: &'static str,
+    /// Of the rejected answers.
+    difference: Option<Difference>,
+    svg: String,
 }
 
 struct Look {
@@ -128,7 +146,12 @@ struct Request {
 }
 
 /// `GET /rollouts/{id}`.
-pub async fn show(State(server): State<Arc<Server>>, Visitor(who): Visitor, Path(id): Path<String>) -> PageResult {
+pub async fn show(
+    State(server): State<Arc<Server>>,
+    Visitor(who): Visitor,
+    id: Result<PathParams<String>, ApiError>,
+) -> PageResult {
+    let PathParams(id) = id.map_err(|e| PageError(e.0))?;
     let id =
         RolloutId::new(id).map_err(|_| Error::not_found("rollout_not_found", "there is no rollout of this name"))?;
     let row = found(&server, &who, &id).await?;
@@ -142,7 +165,7 @@ pub async fn show(State(server): State<Arc<Server>>, Visitor(who): Visitor, Path
         app: who.app.to_string(),
         head: head(&row, plans.last()),
         report: newest_report(&verdicts)?.map(report),
-        plans: plans.iter().rev().map(plan).collect(),
+        plans: plans.iter().rev().map(|p| plan(p, &verdicts)).collect::<Result<_, _>>()?,
         looks: verdicts.len(),
         history: history(&verdicts),
         requests: requests.into_iter().rev().map(request).collect(),
@@ -166,7 +189,7 @@ fn head(row: &RolloutRow, plan: Option<&PlanV1>) -> Head {
         since: time(row.state_since),
         reason: plan.map(|p| p.reason.clone()).or_else(|| row.reason.clone()).unwrap_or_default(),
         treatment: row.treatment.to_hex(),
-        control: row.control.map_or_else(|| "nothing: the first bundle of the app".into(), |d| d.to_hex()),
+        control: row.control.map(|d| d.to_hex()),
         candidate: row.candidate_id.as_ref().map(ToString::to_string),
         created_by: row.created_by.clone(),
         created_at: time(row.created_at),
@@ -217,10 +240,7 @@ fn gate(g: &GateResult) -> Gate {
         method: words::method(g.method),
         new_value: percent(g.treatment_value),
         old_value: percent(g.control_value),
-        difference: points(g.difference),
-        lower: points(g.lower),
-        upper: points(g.upper),
-        margin: points(g.margin),
+        difference: difference(g),
         new_devices: count(g.treatment_devices),
         old_devices: count(g.control_devices),
         new_events: count(g.treatment_events),
@@ -229,6 +249,15 @@ fn gate(g: &GateResult) -> Gate {
         reason: g.reason.clone(),
         svg: picture(g),
     }
+}
+
+fn difference(g: &GateResult) -> Option<Difference> {
+    g.difference.map(|d| Difference {
+        value: points(Some(d)),
+        lower: points(g.lower),
+        upper: points(g.upper),
+        margin: points(g.margin),
+    })
 }
 
 /// An interval needs its difference and margin; an open side reaches the edge of the picture.
@@ -242,8 +271,11 @@ fn picture(g: &GateResult) -> String {
     interval(&g.name, Interval { lower, value, upper, margin })
 }
 
-fn plan(p: &PlanV1) -> Plan {
-    Plan {
+/// A plan and the report on which it was decided: the newest look of the same moment.
+fn plan(p: &PlanV1, verdicts: &[VerdictRow]) -> Result<Plan, Error> {
+    let look = verdicts.iter().rfind(|v| v.at.timestamp() == p.changed_at.timestamp());
+    Ok(Plan {
+        said: look.map(said).transpose()?,
         generation: p.generation,
         at: time(p.changed_at),
         state: words::rollout_state(p.state),
@@ -252,7 +284,18 @@ fn plan(p: &PlanV1) -> Plan {
         treatment: ppm(p.treatment.width()),
         control: ppm(p.control.width()),
         reason: p.reason.clone(),
-    }
+    })
+}
+
+fn said(v: &VerdictRow) -> Result<Said, Error> {
+    let report: GateReportV1 = serde_json::from_value(v.numbers.clone()).map_err(Error::internal)?;
+    let rejection = report.gates.iter().find(|g| g.kind == GateKind::Rejection);
+    Ok(Said {
+        word: plain_word(v.verdict),
+        class: words::verdict_class(v.verdict),
+        difference: rejection.and_then(difference),
+        svg: rejection.map(picture).unwrap_or_default(),
+    })
 }
 
 /// Only looks at which the verdict changed, newest first: hundreds of equal looks say nothing new.
@@ -264,7 +307,7 @@ fn history(verdicts: &[VerdictRow]) -> Vec<Look> {
             before = Some(v.verdict);
             out.push(Look {
                 at: time(v.at),
-                word: flywheel_experiment::gate::plain_word(v.verdict),
+                word: plain_word(v.verdict),
                 class: words::verdict_class(v.verdict),
                 generation: v.generation,
                 reason: v.numbers.get("reason").and_then(|r| r.as_str()).unwrap_or_default().to_owned(),

@@ -88,6 +88,9 @@ async fn errors_are_pages_too() {
     let answer = client.get("/rollouts/none").await;
     assert_eq!(answer.status, 404);
     assert!(answer.text.contains("<h1>This page cannot be shown</h1>") && answer.text.contains("rollout_not_found"));
+    let bad = client.get("/rollouts/%ff").await;
+    assert_eq!(bad.status, 400);
+    assert!(bad.text.contains("<h1>This page cannot be shown</h1>") && bad.text.contains("bad_path"), "{}", bad.text);
     assert_eq!(client.get("/findings?state=asleep").await.status, 400);
     let check = client.get("/audit?check=true").await;
     assert_eq!(check.status, 403);
@@ -198,7 +201,7 @@ async fn a_rollout_shows_its_gates_in_pictures_and_numbers() {
     let page = client.get("/rollouts/r-1").await.text;
     assert!(page.contains("COLLECTING") && !page.contains("CONTINUE"), "{page}");
     let title = "rejection &lt;all&gt;: difference +0.30 pp, interval -0.40 to +1.00 pp, margin +0.50 pp";
-    assert!(page.contains(title), "the picture says its numbers: {page}");
+    assert_eq!(page.matches(title).count(), 2, "the pictures of the gate and of the plan say their numbers: {page}");
     for number in ["2.40 %", "2.10 %", "-0.40 pp to +1.00 pp", "1,187 / 1,200", "23,500 / 24,000", "42 %"] {
         assert!(page.contains(number), "{number}: {page}");
     }

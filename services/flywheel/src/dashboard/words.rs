@@ -80,7 +80,17 @@ pub fn finding_state(state: FindingState) -> &'static str {
     match state {
         FindingState::Open => "open",
         FindingState::Acted => "something was done",
-        FindingState::Dismissed => "dismissed by a person",
+        FindingState::Dismissed => "dismissed",
         FindingState::Resolved => "resolved",
+    }
+}
+
+/// Class of its chip in the style sheet.
+pub fn finding_class(state: FindingState) -> &'static str {
+    match state {
+        FindingState::Open => "WAIT",
+        FindingState::Acted => "FAIL",
+        FindingState::Dismissed => "",
+        FindingState::Resolved => "PASS",
     }
 }

@@ -5,8 +5,7 @@ pub mod tree;
 
 use chrono::{DateTime, Utc};
 use flywheel_bundle::publish::{
-    Changes, Expiries, OnlineSigners, Profile, PublishError, RepositoryState, RoleSigner, SecretKey, SignedMetadata,
-    assemble,
+    Changes, Expiries, OnlineSigners, Profile, PublishError, RepositoryState, SecretKey, SignedMetadata, assemble,
 };
 use flywheel_bundle::tuf::Role;
 use flywheel_types::assign::AssignmentV1;
@@ -117,9 +116,8 @@ impl Delivery {
     ) -> Result<RepositoryState, Error> {
         let (rollout, snapshot, timestamp) =
             (self.online(app, Role::Rollout)?, self.online(app, Role::Snapshot)?, self.online(app, Role::Timestamp)?);
-        let (rollout, snapshot, timestamp): ([&dyn RoleSigner; 1], [&dyn RoleSigner; 1], [&dyn RoleSigner; 1]) =
-            ([&rollout], [&snapshot], [&timestamp]);
-        let signers = OnlineSigners { rollout: &rollout, snapshot: &snapshot, timestamp: &timestamp };
+        let signers =
+            OnlineSigners { rollout: &[&rollout as _], snapshot: &[&snapshot as _], timestamp: &[&timestamp as _] };
         let changes = Changes {
             catalog: what.catalog,
             manifests: what.manifests,

@@ -1,12 +1,12 @@
 //! Candidates: register one that was made elsewhere, read what the offline gate said, override a failed gate.
 
 use super::auth::Principal;
-use super::error::{ApiResult, JsonBody, Params};
+use super::error::{ApiResult, JsonBody, Params, PathParams};
 use crate::pipeline::evaluate;
 use crate::server::Server;
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use flywheel_store::candidates::{CandidateRow, CandidateSource, NewCandidate};
 use flywheel_store::evaluations::EvaluationRow;
 use flywheel_types::{BundleKind, CandidateId, CandidateState, Digest, Error, Role};
@@ -91,7 +91,6 @@ pub async fn register(
         tx.audit_append(&who.app, &who.name, "candidate.register", candidate_id.as_str(), &detail).await?;
     }
     tx.commit().await?;
-    server.jobs_changed();
     Ok(Json(found(&server, &who, &candidate_id).await?))
 }
 
@@ -137,7 +136,7 @@ pub struct WithEvaluations {
 pub async fn get(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(id): Path<CandidateId>,
+    PathParams(id): PathParams<CandidateId>,
 ) -> ApiResult<Json<WithEvaluations>> {
     who.require(Role::Viewer)?;
     let candidate = found(&server, &who, &id).await?;
@@ -155,7 +154,7 @@ pub struct Override {
 pub async fn override_gate(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(id): Path<CandidateId>,
+    PathParams(id): PathParams<CandidateId>,
     JsonBody(body): JsonBody<Override>,
 ) -> ApiResult<Json<CandidateRow>> {
     who.require(Role::Approver)?;
@@ -179,6 +178,5 @@ pub async fn override_gate(
     let detail = json!({ "reason": body.reason });
     tx.audit_append(&who.app, &who.name, "candidate.override", id.as_str(), &detail).await?;
     tx.commit().await?;
-    server.jobs_changed();
     Ok(Json(found(&server, &who, &id).await?))
 }

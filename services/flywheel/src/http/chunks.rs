@@ -1,10 +1,10 @@
 //! The chunk registry: what the app retrieves from, which version is served, and why one is hidden.
 
 use super::auth::{IngestApp, Principal};
-use super::error::{ApiError, ApiResult, JsonBody, Params};
+use super::error::{ApiError, ApiResult, JsonBody, Params, PathParams};
 use crate::server::Server;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flywheel_store::chunks::{ChunkMove, ChunkPut, ChunkRow, IndexChange, NewChunk};
@@ -74,7 +74,6 @@ pub async fn put(
     let detail = json!({ "created": created, "new_versions": versions, "unchanged": unchanged });
     tx.audit_append(&who.app, &who.name, "chunk.put", "chunks", &detail).await?;
     tx.commit().await?;
-    server.jobs_changed();
     Ok(Json(detail))
 }
 
@@ -226,10 +225,9 @@ fn hide(row: &IndexChange) -> Option<Hide> {
 pub async fn versions(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(chunk): Path<String>,
+    PathParams(chunk): PathParams<ChunkId>,
 ) -> ApiResult<Json<Value>> {
     who.require(Role::Viewer)?;
-    let chunk = ChunkId::new(chunk).map_err(|e| Error::invalid("bad_chunk_id", e.to_string(), "check the id"))?;
     let rows = server.store.chunk_version_list(&who.app, &chunk).await?;
     Ok(Json(json!(rows.iter().map(|r| json!({
         "version": r.version, "source": r.source, "text": r.text, "text_digest": r.text_digest, "created_at": r.created_at,

@@ -60,7 +60,6 @@ pub async fn submit(
     let detail = json!({ "state": row.state, "interaction": row.interaction_id });
     tx.audit_append(&who.app, &who.name, "correction.submit", &row.correction_id, &detail).await?;
     tx.commit().await?;
-    server.jobs_changed();
     Ok(Json(row))
 }
 

@@ -1,11 +1,11 @@
 //! Evaluation sets: questions with expected answers that a candidate must pass before it can be released.
 
 use super::auth::Principal;
-use super::error::{ApiError, ApiResult, JsonBody};
+use super::error::{ApiError, ApiResult, JsonBody, PathParams};
 use crate::pipeline::evaluate::{EvalItem, EvalSet, SETS};
 use crate::server::Server;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use flywheel_types::{Error, ErrorKind, Role};
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -31,7 +31,7 @@ fn channel(name: &str) -> String {
 pub async fn get(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
 ) -> ApiResult<Json<Value>> {
     who.require(Role::Viewer)?;
     check_name(&name)?;
@@ -52,7 +52,7 @@ pub async fn get(
 pub async fn put(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
     JsonBody(set): JsonBody<EvalSet>,
 ) -> ApiResult<Json<Value>> {
     who.require(Role::Operator)?;

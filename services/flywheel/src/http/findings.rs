@@ -1,10 +1,10 @@
 //! Findings: suspected causes with their evidence, for people to read, act on or dismiss.
 
 use super::auth::Principal;
-use super::error::{ApiResult, JsonBody, Params};
+use super::error::{ApiResult, JsonBody, Params, PathParams};
 use crate::server::Server;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use flywheel_store::findings::{FindingRow, FindingState};
 use flywheel_types::{Error, FindingId, Role};
 use serde::Deserialize;
@@ -35,7 +35,7 @@ pub struct Dismiss {
 pub async fn dismiss(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(id): Path<FindingId>,
+    PathParams(id): PathParams<FindingId>,
     JsonBody(body): JsonBody<Dismiss>,
 ) -> ApiResult<Json<Value>> {
     who.require(Role::Operator)?;

@@ -1,12 +1,14 @@
 //! Liveness, readiness and metrics. Readiness tells intake and query apart: a server that replays its log can
 //! already take telemetry.
 
+use super::error::failed;
 use crate::server::Server;
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use flywheel_types::{Error, ErrorKind};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `GET /healthz`: the process answers.
@@ -17,12 +19,50 @@ pub async fn healthz() -> &'static str {
 /// `GET /readyz`: 200 when both intake and control database work, else 503 with what does not.
 pub async fn readyz(State(server): State<Arc<Server>>) -> Response {
     let database = server.store.ping().await.is_ok();
-    let intake = server.ingest.is_ready();
-    let status = if database && intake { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(json!({ "intake": intake, "query": database, "database": database }))).into_response()
+    readiness(server.ingest.is_ready(), database)
+}
+
+fn readiness(intake: bool, database: bool) -> Response {
+    let mut body = json!({ "intake": intake, "query": database, "database": database });
+    let Some(e) = problem(intake, database) else { return Json(body).into_response() };
+    body["code"] = Value::from(e.code);
+    body["message"] = Value::from(e.message.as_str());
+    body["hint"] = Value::from(e.hint.as_str());
+    failed(&e, Json(body).into_response())
+}
+
+/// What keeps the server from its whole work.
+fn problem(intake: bool, database: bool) -> Option<Error> {
+    let what = match (intake, database) {
+        (true, true) => return None,
+        (false, true) => "the telemetry log takes no writes",
+        (true, false) => "the control database does not answer",
+        (false, false) => "neither the telemetry log nor the control database works",
+    };
+    Some(Error::new(ErrorKind::Unavailable, "not_ready", what, "look into the server's log and at its disk"))
 }
 
 /// `GET /metrics`: Prometheus text.
 pub async fn metrics(State(server): State<Arc<Server>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], server.metrics.render()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_unready_server_says_what_works() {
+        assert_eq!(readiness(true, true).status(), 200);
+        let response = readiness(true, false);
+        assert_eq!(response.status(), 503);
+        assert!(response.headers().contains_key(header::RETRY_AFTER));
+        let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            (&body["intake"], &body["database"], &body["code"]),
+            (&json!(true), &json!(false), &json!("not_ready"))
+        );
+        assert_eq!(body["message"], "the control database does not answer");
+    }
 }

@@ -1,13 +1,14 @@
 //! The intake: SDK events, feedback, OTLP traces and logs. A 200 means that every row is on disk.
 
 use super::auth::IngestApp;
-use super::error::{ApiError, ApiResult};
+use super::error::{ApiError, ApiResult, RawBody, failed};
 use crate::server::Server;
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
+use flywheel_telemetry::otlp::{Encoding, respond};
 use flywheel_telemetry::{Endpoint, IngestHeaders, IngestOutcome, IngestRequest};
 use flywheel_types::wire::{PUBLIC_KEY_HEADER, SIGNATURE_HEADER};
 use std::sync::Arc;
@@ -60,7 +61,7 @@ pub async fn events(
     State(server): State<Arc<Server>>,
     app: IngestApp,
     h: HeaderMap,
-    body: Bytes,
+    RawBody(body): RawBody,
 ) -> ApiResult<Response> {
     let done = take(&server, app, Endpoint::Events, &h, body).await?;
     Ok(mark(Json(done.ack).into_response(), done.duplicate_batch))
@@ -71,75 +72,67 @@ pub async fn feedback(
     State(server): State<Arc<Server>>,
     app: IngestApp,
     h: HeaderMap,
-    body: Bytes,
+    RawBody(body): RawBody,
 ) -> ApiResult<Response> {
     let done = take(&server, app, Endpoint::Feedback, &h, body).await?;
     Ok(mark(Json(done.ack).into_response(), done.duplicate_batch))
 }
 
 /// `POST /v1/traces`.
-pub async fn traces(
-    State(server): State<Arc<Server>>,
-    app: IngestApp,
-    h: HeaderMap,
-    body: Bytes,
-) -> ApiResult<Response> {
-    let done = take(&server, app, Endpoint::OtlpTraces, &h, body).await?;
-    Ok(mark(otlp(&h, &done, "rejectedSpans"), done.duplicate_batch))
+pub async fn traces(State(server): State<Arc<Server>>, request: Request) -> Response {
+    otlp(&server, Endpoint::OtlpTraces, request).await
 }
 
 /// `POST /v1/logs`.
-pub async fn logs(State(server): State<Arc<Server>>, app: IngestApp, h: HeaderMap, body: Bytes) -> ApiResult<Response> {
-    let done = take(&server, app, Endpoint::OtlpLogs, &h, body).await?;
-    Ok(mark(otlp(&h, &done, "rejectedLogRecords"), done.duplicate_batch))
+pub async fn logs(State(server): State<Arc<Server>>, request: Request) -> Response {
+    otlp(&server, Endpoint::OtlpLogs, request).await
 }
 
-/// OTLP answer in the request's own encoding, with `partial_success` when records were quarantined.
-fn otlp(h: &HeaderMap, done: &IngestOutcome, field: &str) -> Response {
-    let json = h.get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes().starts_with(b"application/json"));
-    let (rejected, message) = (done.ack.quarantined, done.ack.reasons.join("; "));
-    if json {
-        let body = if rejected == 0 {
-            serde_json::json!({})
-        } else {
-            serde_json::json!({ "partialSuccess": { field: rejected.to_string(), "errorMessage": message } })
-        };
-        return Json(body).into_response();
+/// One OTLP export, answered in the encoding of the request: the export response with `partial_success` when records
+/// were quarantined, or a `google.rpc.Status`. A request in neither encoding gets the error body of the other paths.
+async fn otlp(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> Response {
+    let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    let encoding = Encoding::of(content_type);
+    match (otlp_take(server, endpoint, request).await, encoding) {
+        (Ok(done), encoding) => {
+            let encoding = encoding.unwrap_or(Encoding::Json);
+            mark(encoded(encoding, respond::success(endpoint, encoding, &done.ack)), done.duplicate_batch)
+        }
+        (Err(ApiError(e)), Some(encoding)) => failed(&e, encoded(encoding, respond::failure(encoding, &e))),
+        (Err(e), None) => e.into_response(),
     }
-    ([(header::CONTENT_TYPE, "application/x-protobuf")], partial_success(rejected, &message)).into_response()
 }
 
-/// `Export*ServiceResponse { partial_success = 1 { rejected = 1, error_message = 2 } }` in protobuf.
-fn partial_success(rejected: u64, message: &str) -> Vec<u8> {
-    if rejected == 0 {
-        return Vec::new();
-    }
-    let mut inner = vec![0x08];
-    varint(&mut inner, rejected);
-    inner.push(0x12);
-    varint(&mut inner, message.len() as u64);
-    inner.extend_from_slice(message.as_bytes());
-    let mut out = vec![0x0a];
-    varint(&mut out, inner.len() as u64);
-    out.extend(inner);
-    out
+/// Key first, body second: who has no key cannot make us read megabytes.
+async fn otlp_take(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> ApiResult<IngestOutcome> {
+    let (mut parts, body) = request.into_parts();
+    let app = IngestApp::from_request_parts(&mut parts, server).await?;
+    let h = parts.headers.clone();
+    let RawBody(body) = RawBody::from_request(Request::from_parts(parts, body), server).await?;
+    take(server, app, endpoint, &h, body).await
 }
 
-fn varint(out: &mut Vec<u8>, mut v: u64) {
-    while v >= 0x80 {
-        out.push((v as u8 & 0x7f) | 0x80);
-        v >>= 7;
-    }
-    out.push(v as u8);
+fn encoded(encoding: Encoding, body: Vec<u8>) -> Response {
+    ([(header::CONTENT_TYPE, encoding.content_type())], body).into_response()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::server::testing::TestServer;
+    use serde_json::json;
 
-    #[test]
-    fn partial_success_is_valid_protobuf() {
-        assert!(partial_success(0, "x").is_empty());
-        assert_eq!(partial_success(300, "ab"), [0x0a, 7, 0x08, 0xac, 0x02, 0x12, 2, b'a', b'b']);
+    #[tokio::test]
+    async fn otlp_failures_are_a_status_and_the_others_our_error_body() {
+        let t = TestServer::start(None).await;
+        let client = t.client().await;
+        let otlp = client.post("/v1/traces", &json!({})).await;
+        assert_eq!((otlp.status, &otlp.json()["code"]), (401, &json!(16)), "{}", otlp.text);
+        let message = otlp.json()["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with("no_ingest_key: ") && message.contains("x-fleet-ingest-key"), "{message}");
+        let ours = client.post("/v1/events", &json!({})).await;
+        assert_eq!((ours.status, &ours.json()["code"]), (401, &json!("no_ingest_key")));
+        // a form is no OTLP encoding: nothing to answer it in but our own
+        let neither = client.form("/v1/logs", "a=b").await;
+        assert_eq!((neither.status, &neither.json()["code"]), (401, &json!("no_ingest_key")));
     }
 }

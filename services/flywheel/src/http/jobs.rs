@@ -1,10 +1,10 @@
 //! Background jobs: look, cancel, and run a dead one again.
 
 use super::auth::Principal;
-use super::error::{ApiError, ApiResult, Params};
+use super::error::{ApiError, ApiResult, Params, PathParams};
 use crate::server::Server;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use flywheel_store::jobs::{JobCancel, JobFilter, JobRow};
 use flywheel_types::{Error, JobId, JobState, Role};
 use serde::Deserialize;
@@ -38,7 +38,11 @@ pub async fn list(
 }
 
 /// `GET /v1/jobs/{id}`.
-pub async fn get(State(server): State<Arc<Server>>, who: Principal, Path(id): Path<JobId>) -> ApiResult<Json<JobRow>> {
+pub async fn get(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    PathParams(id): PathParams<JobId>,
+) -> ApiResult<Json<JobRow>> {
     who.require(Role::Viewer)?;
     Ok(Json(found(&server, &who, &id).await?))
 }
@@ -52,7 +56,7 @@ async fn found(server: &Server, who: &Principal, id: &JobId) -> Result<JobRow, E
 pub async fn cancel(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(id): Path<JobId>,
+    PathParams(id): PathParams<JobId>,
 ) -> ApiResult<Json<Value>> {
     who.require(Role::Operator)?;
     found(&server, &who, &id).await?;
@@ -77,7 +81,7 @@ pub async fn cancel(
 pub async fn retry(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(id): Path<JobId>,
+    PathParams(id): PathParams<JobId>,
 ) -> ApiResult<Json<JobRow>> {
     who.require(Role::Operator)?;
     let before = found(&server, &who, &id).await?;
@@ -86,7 +90,6 @@ pub async fn retry(
     let detail = json!({ "kind": before.kind, "was": before.state, "attempts": before.counted_attempts() });
     tx.audit_append(&who.app, &who.name, "job.retry", id.as_str(), &detail).await?;
     tx.commit().await?;
-    server.jobs_changed();
     Ok(Json(found(&server, &who, &id).await?))
 }
 

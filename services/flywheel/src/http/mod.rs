@@ -98,3 +98,34 @@ fn operations() -> Router<Arc<Server>> {
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// `METHOD path` of every route above.
+    fn routes() -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        for piece in include_str!("mod.rs").split(".route(\"").skip(1) {
+            let (path, rest) = piece.split_once('"').unwrap();
+            let handlers = rest.split("))").next().unwrap();
+            for (call, method) in [("get(", "GET"), ("post(", "POST"), ("put(", "PUT")] {
+                if handlers.contains(&format!(" {call}")) || handlers.contains(&format!(".{call}")) {
+                    found.insert(format!("{method} {path}"));
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn the_reference_has_every_route_and_no_other() {
+        let text = include_str!("../../../../docs/api.md");
+        let documented: BTreeSet<String> =
+            text.lines().filter_map(|l| l.strip_prefix("### ")).map(String::from).collect();
+        let routes = routes();
+        assert!(routes.len() >= 50, "{routes:?}");
+        assert_eq!(routes.difference(&documented).collect::<Vec<_>>(), Vec::<&String>::new(), "not in docs/api.md");
+        assert_eq!(documented.difference(&routes).collect::<Vec<_>>(), Vec::<&String>::new(), "docs/api.md has more");
+    }
+}

@@ -2,11 +2,11 @@
 //! planner in the next reconciliation, so that there is one code path for people and for the controller.
 
 use super::auth::Principal;
-use super::error::{ApiResult, JsonBody, Params};
+use super::error::{ApiResult, JsonBody, Params, PathParams};
 use crate::pipeline::reconcile_rollout;
 use crate::server::Server;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use flywheel_experiment::planner::RolloutPolicyV1;
 use flywheel_store::rollout_requests::{RequestRow, RequestVerb};
 use flywheel_store::rollouts::RolloutRow;
@@ -45,7 +45,6 @@ pub async fn start(
         created_by: who.name.clone(),
     };
     let row = reconcile_rollout::start(&server, &who.app, request).await?;
-    server.jobs_changed();
     Ok(Json(row))
 }
 
@@ -69,7 +68,7 @@ pub async fn list(
 pub async fn get(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(id): Path<RolloutId>,
+    PathParams(id): PathParams<RolloutId>,
 ) -> ApiResult<Json<Value>> {
     who.require(Role::Viewer)?;
     let row = found(&server, &who, &id).await?;
@@ -104,7 +103,7 @@ pub struct Ask {
 pub async fn ask(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path((id, verb)): Path<(RolloutId, String)>,
+    PathParams((id, verb)): PathParams<(RolloutId, String)>,
     JsonBody(body): JsonBody<Ask>,
 ) -> ApiResult<Json<RequestRow>> {
     let verb: RequestVerb = verb
@@ -124,7 +123,6 @@ pub async fn ask(
     let detail = json!({ "verb": verb, "reason": body.reason, "request": request });
     tx.audit_append(&who.app, &who.name, "rollout.request", id.as_str(), &detail).await?;
     tx.commit().await?;
-    server.jobs_changed();
     let rows = server.store.rollout_request_list(&who.app, &id, false).await?;
     let row = rows.into_iter().find(|r| r.request_id == request).ok_or_else(|| Error::internal("request vanished"))?;
     Ok(Json(row))

@@ -1,11 +1,11 @@
 //! Cron schedules: write one, pause it, run it by hand, and see when an expression fires before trusting it.
 
 use super::auth::Principal;
-use super::error::{ApiError, ApiResult, JsonBody, Params};
-use crate::pipeline::KINDS;
+use super::error::{ApiError, ApiResult, JsonBody, Params, PathParams};
+use crate::pipeline::{self, KINDS};
 use crate::server::Server;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use flywheel_jobs::cron::NextSlot;
 use flywheel_jobs::{Enqueued, ScheduleSpec};
@@ -75,7 +75,7 @@ fn check(spec: &ScheduleSpec) -> Result<(), Error> {
             format!("use one of {}", KINDS.join(", ")),
         ));
     }
-    Ok(())
+    pipeline::check_scheduled(&spec.kind, &spec.payload)
 }
 
 /// `POST /v1/schedules/{name}/run`: runs the job now without using up a slot. While a job started like this is open,
@@ -83,7 +83,7 @@ fn check(spec: &ScheduleSpec) -> Result<(), Error> {
 pub async fn run(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
     headers: HeaderMap,
 ) -> ApiResult<Json<Value>> {
     who.require(Role::Operator)?;
@@ -92,6 +92,7 @@ pub async fn run(
         let message = format!("the Idempotency-Key has {} characters", key.len());
         return Err(ApiError(Error::invalid("bad_idempotency_key", message, "use up to 128")));
     }
+    found(&server, &who, &name).await?;
     let mut tx = server.begin().await?;
     let done = flywheel_jobs::schedule_run_now(&mut tx, &who.app, &name, key).await?;
     let new = matches!(done, Enqueued::New(_));
@@ -99,7 +100,6 @@ pub async fn run(
         tx.audit_append(&who.app, &who.name, "schedule.run", &name, &json!({ "job": done.id() })).await?;
     }
     tx.commit().await?;
-    server.jobs_changed();
     Ok(Json(json!({ "job_id": done.id(), "new": new })))
 }
 
@@ -107,9 +107,10 @@ pub async fn run(
 pub async fn pause(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
 ) -> ApiResult<Json<ScheduleRow>> {
     who.require(Role::Operator)?;
+    found(&server, &who, &name).await?;
     let mut tx = server.begin().await?;
     flywheel_jobs::schedule_pause(&mut tx, &who.app, &name).await?;
     tx.audit_append(&who.app, &who.name, "schedule.pause", &name, &json!({})).await?;
@@ -121,9 +122,10 @@ pub async fn pause(
 pub async fn resume(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Path(name): Path<String>,
+    PathParams(name): PathParams<String>,
 ) -> ApiResult<Json<ScheduleRow>> {
     who.require(Role::Operator)?;
+    found(&server, &who, &name).await?;
     let mut tx = server.begin().await?;
     flywheel_jobs::schedule_resume(&mut tx, &who.app, &name).await?;
     tx.audit_append(&who.app, &who.name, "schedule.resume", &name, &json!({})).await?;
@@ -174,6 +176,7 @@ mod tests {
         assert_eq!(code("a/b", "compact"), "bad_schedule_name");
         assert_eq!(code("next", "compact"), "bad_schedule_name");
         assert_eq!(code("nightly", "compakt"), "unknown_job_kind");
+        assert_eq!(code("nightly", "lora"), "bad_schedule_payload");
     }
 
     #[tokio::test]
@@ -190,7 +193,10 @@ mod tests {
         assert_eq!(client.post("/v1/schedules/nightly/pause", &Value::Null).await.json()["enabled"], false);
         assert_eq!(client.post("/v1/schedules/nightly/resume", &Value::Null).await.json()["enabled"], true);
         assert_eq!(client.get("/v1/schedules").await.json()[0]["name"], "nightly");
-        assert_eq!(client.post("/v1/schedules/weekly/pause", &Value::Null).await.status, 404);
+        for verb in ["run", "pause", "resume"] {
+            let unknown = client.post(&format!("/v1/schedules/weekly/{verb}"), &Value::Null).await;
+            assert_eq!((unknown.status, &unknown.json()["code"]), (404, &json!("schedule_not_found")), "{verb}");
+        }
         let bad = client.put("/v1/schedules", &json!({ "name": "x", "kind": "compact", "expr": "0 25 * * *" })).await;
         assert_eq!((bad.status, bad.json()["code"].as_str()), (400, Some("bad_cron")));
         let audited = t.server.store.audit_list(&t.app, None, 4).await.unwrap();

@@ -2,10 +2,15 @@
 
 use super::auth::Principal;
 use super::error::{ApiError, ApiResult, JsonBody};
+use crate::pipeline::build_dataset::Trigger;
+use crate::pipeline::lora::Recipe;
+use crate::pipeline::publish::BundleSettings;
 use crate::server::Server;
 use axum::Json;
 use axum::extract::State;
 use flywheel_attribution::culprit::AttributionPolicyV1;
+use flywheel_attribution::dataset::DatasetPolicyV1;
+use flywheel_experiment::offline::OfflineSpecV1;
 use flywheel_experiment::planner::RolloutPolicyV1;
 use flywheel_store::apps::{AppRow, AppSettings};
 use flywheel_types::{Error, Role};
@@ -89,7 +94,12 @@ fn check(s: &AppSettings) -> Result<(), Error> {
     if let Some(p) = policy {
         p.check().map_err(|e| Error::invalid("bad_rollout_policy", e.to_string(), "correct `rollout_policy`"))?;
     }
-    part::<AttributionPolicyV1>(s, "attribution_policy").map(|_| ())
+    part::<AttributionPolicyV1>(s, "attribution_policy")?;
+    part::<OfflineSpecV1>(s, "offline_gate")?;
+    part::<DatasetPolicyV1>(s, "dataset_policy")?;
+    part::<Trigger>(s, "dataset_trigger")?;
+    part::<Recipe>(s, "lora")?;
+    part::<BundleSettings>(s, "bundle").map(|_| ())
 }
 
 fn part<T: DeserializeOwned>(s: &AppSettings, name: &str) -> Result<Option<T>, Error> {
@@ -150,9 +160,10 @@ mod tests {
         };
         assert!(check(&AppSettings::default()).is_ok());
         assert!(with("rollout_policy", json!({ "steps": "many" })).unwrap_err().message.contains("rollout_policy"));
-        assert!(with("attribution_policy", json!("strict")).unwrap_err().message.contains("attribution_policy"));
-        let mut s = AppSettings::default();
-        s.alert_recipients = vec!["nobody".into()];
+        for name in ["attribution_policy", "offline_gate", "dataset_policy", "dataset_trigger", "lora", "bundle"] {
+            assert!(with(name, json!("strict")).unwrap_err().message.contains(name));
+        }
+        let s = AppSettings { alert_recipients: vec!["nobody".into()], ..AppSettings::default() };
         assert_eq!(check(&s).unwrap_err().code, "bad_recipient");
     }
 

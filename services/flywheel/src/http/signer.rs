@@ -46,7 +46,7 @@ pub async fn work(State(server): State<Arc<Server>>, who: Principal) -> ApiResul
         let (mut candidate, mut evaluation) = (Value::Null, Value::Null);
         if let Some(id) = &r.candidate_id {
             candidate = json!(server.store.candidate_get(&who.app, id).await?);
-            evaluation = json!(server.store.evaluation_list(&who.app, id).await?.into_iter().last());
+            evaluation = json!(server.store.evaluation_list(&who.app, id).await?.into_iter().next()); // newest first
         }
         releases.push(WaitingRelease {
             manifest: r.manifest,
@@ -104,7 +104,6 @@ pub async fn decide(
     tx.commit().await?;
     if approved {
         publish::released(&server, &who.app, d.manifest).await?;
-        server.jobs_changed();
     }
     Ok(Json(json!({ "manifest": d.manifest, "approved": approved })))
 }

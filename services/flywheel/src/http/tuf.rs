@@ -1,10 +1,10 @@
 //! The published tree as static files: metadata small and cacheable, artefacts with ranges and strong validators, so
 //! that any CDN in front of it works and a phone can resume.
 
-use super::error::{ApiError, ApiResult};
+use super::error::{ApiError, ApiResult, PathParams, with_status};
 use crate::server::Server;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use flywheel_types::{AppId, Error};
@@ -19,7 +19,7 @@ const MUTABLE: &str = "metadata/timestamp.json";
 /// `GET /tuf/{app}/{path}`.
 pub async fn file(
     State(server): State<Arc<Server>>,
-    Path((app, path)): Path<(String, String)>,
+    PathParams((app, path)): PathParams<(String, String)>,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let missing = || ApiError(Error::not_found("no_such_file", "nothing is published under this name"));
@@ -45,14 +45,22 @@ pub async fn file(
             let response = stream(file, end - start + 1, StatusCode::PARTIAL_CONTENT, Some(content_range));
             Ok(with_head(response, &path, &etag))
         }
-        Some(None) => {
-            let mut response = StatusCode::RANGE_NOT_SATISFIABLE.into_response();
-            if let Ok(v) = HeaderValue::from_str(&format!("bytes */{length}")) {
-                response.headers_mut().insert(header::CONTENT_RANGE, v);
-            }
-            Ok(with_head(response, &path, &etag))
-        }
+        Some(None) => Ok(out_of_range(length)),
     }
+}
+
+/// 416 with the length that the file has.
+fn out_of_range(length: u64) -> Response {
+    let mut response = with_status(
+        StatusCode::RANGE_NOT_SATISFIABLE,
+        "range_not_satisfiable",
+        &format!("the range is not one part of the {length} bytes of this file"),
+        "ask for one range `bytes=a-b` inside the file, or for all of it",
+    );
+    if let Ok(v) = HeaderValue::from_str(&format!("bytes */{length}")) {
+        response.headers_mut().insert(header::CONTENT_RANGE, v);
+    }
+    response
 }
 
 fn stream(file: tokio::fs::File, length: u64, status: StatusCode, range: Option<String>) -> Response {

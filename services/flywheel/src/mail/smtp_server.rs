@@ -56,7 +56,7 @@ fn unquote(text: &str) -> Vec<u8> {
     let mut out = parts.next().unwrap_or_default().as_bytes().to_vec();
     for part in parts {
         out.push(u8::from_str_radix(&part[..2], 16).unwrap());
-        out.extend_from_slice(part[2..].as_bytes());
+        out.extend_from_slice(&part.as_bytes()[2..]);
     }
     out
 }

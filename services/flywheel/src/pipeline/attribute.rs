@@ -1,9 +1,13 @@
 //! Attribution: reads the interactions that are newly due, asks the pure crate which chunk or template causes
-//! failures, stores findings and queues the transitions that policy allows.
+//! failures, stores findings and queues the transitions that policy allows. Before that it brings the derived table of
+//! labelled interactions up to date.
+
+mod cursor;
 
 use super::{app, freeze};
 use crate::server::Server;
 use chrono::{DateTime, TimeDelta, Utc};
+use cursor::Cursor;
 use flywheel_attribution::culprit::{
     AttributionPolicyV1, AttributionState, ChunkContext, ChunkInfo, Proposal, StepReport, SubjectKind, SuspectReport,
     Transition, step,
@@ -18,8 +22,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 pub const KIND: &str = "attribute";
-const STEP: &str = "attribute";
-const TABLE: &str = "interactions";
 
 /// Hours that an interaction waits for its label before it counts as not rejected.
 pub const LABEL_DELAY_HOURS: i64 = 12;
@@ -38,7 +40,8 @@ pub async fn enqueue(tx: &mut Tx, app: &AppId, now: DateTime<Utc>) -> Result<(),
 
 #[derive(serde::Deserialize)]
 struct Payload {
-    now: DateTime<Utc>,
+    /// Business time of the tick; of the run, when a schedule or a person started it.
+    now: Option<DateTime<Utc>>,
 }
 
 /// The step.
@@ -46,18 +49,21 @@ struct Payload {
 /// # Errors
 /// Of the lake, the object store and the database; `Invalid` for a policy that cannot work.
 pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
-    let (id, now) = (ctx.app(), super::payload::<Payload>(ctx)?.now);
+    let id = ctx.app();
+    let now = super::payload::<Option<Payload>>(ctx)?.and_then(|p| p.now).unwrap_or_else(|| server.now());
     let settings = app(server, id).await?.settings;
     let policy = policy(&settings)?;
+    let versions = server.lake.flush_and_watermark().await?;
+    let outcomes = cursor::outcomes(server, ctx, &versions).await?;
     // load
-    let cursor = server.store.cursor_get(id, STEP, TABLE).await?;
-    let until = now - TimeDelta::hours(LABEL_DELAY_HOURS);
-    let from = cursor.and_then(DateTime::from_timestamp_micros).unwrap_or(DateTime::UNIX_EPOCH);
-    if until <= from {
-        return Ok(json!({ "rows": 0, "reason": "nothing is due" }));
-    }
+    let cursor = Cursor::load(server, id).await?;
     let delay = TimeDelta::hours(LABEL_DELAY_HOURS);
-    let (names, rows) = server.lake.interaction_batch(id, from, until, delay, None).await?;
+    let (from, until) = (cursor.due(), now - delay);
+    if until <= from {
+        return Ok(json!({ "rows": 0, "reason": "nothing is due", "outcomes": outcomes }));
+    }
+    let seen = cursor.seen(&versions)?;
+    let (names, rows) = server.lake.interaction_batch_after(id, seen, from, until, delay, &versions).await?;
     let stored = server.store.attribution_state_get(id).await?;
     let (mut state, number) = load_state(server, stored).await?;
     let context = context(server, id, &settings, now).await?;
@@ -71,9 +77,9 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     let mut tx = server.begin().await?;
     ctx.fence(&mut tx).await.map_err(super::lost)?;
     tx.attribution_state_set(id, number, blob).await?;
-    tx.cursor_set(id, STEP, TABLE, cursor, until.timestamp_micros()).await?;
+    cursor.advance(&mut tx, id, &versions, until).await?;
     store_findings(&mut tx, id, &report).await?;
-    let detail = summary(&report);
+    let detail = summary(&report, outcomes);
     tx.audit_append(id, "controller", "attribution.step", &until.to_rfc3339(), &detail).await?;
     tx.commit().await?;
     Ok(detail)
@@ -187,8 +193,9 @@ pub fn split(name: &str) -> (String, i64) {
     }
 }
 
-fn summary(report: &StepReport) -> Value {
+fn summary(report: &StepReport, outcomes: usize) -> Value {
     json!({
+        "outcomes": outcomes,
         "rows": report.rows_used,
         "anonymous_rows": report.rows_anonymous,
         "base_rate": report.base_rate,

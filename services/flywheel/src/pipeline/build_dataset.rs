@@ -19,7 +19,7 @@ pub const KIND: &str = "build_dataset";
 /// When a dataset is built, per app (`dataset_trigger` in the settings).
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Trigger {
+pub(crate) struct Trigger {
     /// New accepted corrections.
     min_corrections: usize,
 }
@@ -110,11 +110,15 @@ fn correction(row: &CorrectionRow, vote: &flywheel_store::corrections::VoteRow) 
     }
 }
 
-/// Nothing that an evaluation asks about may be trained on.
+/// Nothing that an evaluation asks about may be trained on: neither its questions nor, whatever is asked, the chunks
+/// that it asks about (the items' clusters; a cluster that is no chunk's id matches nothing).
 async fn guard(server: &Server, id: &AppId) -> Result<EvalGuard, Error> {
-    let mut guard = EvalGuard { chunks: Default::default(), questions: Vec::new() };
+    let mut guard = EvalGuard::default();
     for (_, set) in evaluate::sets(server, id).await? {
-        guard.questions.extend(set.items.into_iter().map(|i| i.prompt));
+        for item in set.items {
+            guard.chunks.insert(item.cluster);
+            guard.questions.push(item.prompt);
+        }
     }
     Ok(guard)
 }

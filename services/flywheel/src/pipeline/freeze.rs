@@ -101,13 +101,19 @@ async fn follow_finding(tx: &mut Tx, app: &AppId, found: Option<&FindingRow>, p:
         Transition::CanaryFreeze { .. } | Transition::Freeze | Transition::ConfirmByCanary | Transition::Refreeze => {
             FindingState::Acted
         }
-        Transition::RefuteByCanary => FindingState::Dismissed,
+        Transition::RefuteByCanary | Transition::ClearSuspect => FindingState::Dismissed,
         Transition::Activate => FindingState::Resolved,
         _ => return Ok(()),
     };
     let Some(row) = found else { return Ok(()) };
-    if row.state != to && row.state.can_become(to) {
-        tx.finding_state_set(app, &row.finding_id, row.state, to, &p.reason).await?;
+    let mut state = row.state;
+    // acted upon although it was dismissed before: the evidence came back
+    if state == FindingState::Dismissed && to == FindingState::Acted {
+        tx.finding_state_set(app, &row.finding_id, state, FindingState::Open, &p.reason).await?;
+        state = FindingState::Open;
+    }
+    if state != to && state.can_become(to) {
+        tx.finding_state_set(app, &row.finding_id, state, to, &p.reason).await?;
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! Trains a LoRA adapter on a dataset snapshot, merges it into the base and registers nothing by itself: the merged
 //! file goes on to quantisation, which makes the candidate. Training checkpoints and resumes bit-exact.
 
+use super::blocking::{Watch, stopped, watched};
 use super::{app, build_dataset::setting, requantize};
-use crate::models::{Model, refused};
+use crate::models::{Model, open, refused};
 use crate::server::Server;
 use flywheel_attribution::dataset::{DatasetV1, SampleV1, Split};
 use flywheel_inference::gguf::{self, Gguf};
@@ -16,8 +17,6 @@ use flywheel_types::{AppId, Digest, Error};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 pub const KIND: &str = "lora";
 
@@ -82,7 +81,7 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     };
     let checkpoint = work.checkpoint.clone();
     let merged_file = work.merged.clone();
-    let losses = watched(ctx, work).await?;
+    let losses = watched(ctx, move |watch| train(work, watch)).await?;
     let (merged, size_bytes) = server.objects.adopt_file(&merged_file)?;
     let _ = std::fs::remove_file(checkpoint);
     // commit
@@ -123,36 +122,14 @@ pub struct Work {
     pub merged: PathBuf,
 }
 
-/// Runs on a blocking thread, reports progress and stops when the job is stopped. Returns the losses.
-async fn watched(ctx: &JobContext, work: Work) -> Result<Vec<f32>, Error> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let (s, l) = (stop.clone(), seen.clone());
-    let mut task = tokio::task::spawn_blocking(move || train(work, &s, &l));
-    let mut tick = tokio::time::interval(std::time::Duration::from_secs(2));
-    loop {
-        tokio::select! {
-            done = &mut task => return done.map_err(Error::internal)?,
-            why = ctx.stopped() => {
-                stop.store(true, Ordering::Relaxed);
-                let _ = task.await;
-                return Err(Error::new(flywheel_types::ErrorKind::Unavailable, "stopped", format!("training stopped: {why:?}"), "it resumes from its checkpoint"));
-            }
-            _ = tick.tick() => {
-                let (n, last) = seen.lock().map(|v| (v.len(), v.last().copied())).unwrap_or_default();
-                ctx.progress(&json!({ "step": n, "loss": last })).await.map_err(super::lost)?;
-            }
-        }
-    }
-}
-
-/// Trains, merges and writes the merged file. Blocking.
+/// Trains, merges and writes the merged file; answers the losses. Blocking.
 ///
 /// # Errors
-/// `Invalid` for data or a base that cannot be trained; internal for file-system failures.
-pub fn train(work: Work, stop: &AtomicBool, losses: &Mutex<Vec<f32>>) -> Result<Vec<f32>, Error> {
-    let gguf = Gguf::open(&work.base).map_err(refused)?;
-    let model = Model::open(&work.base)?;
+/// `Invalid` for data or a base that cannot be trained; internal for file-system failures; [`stopped`], with a
+/// checkpoint from which the next attempt goes on.
+pub fn train(work: Work, watch: &Watch) -> Result<Vec<f32>, Error> {
+    let gguf = open(&work.base)?;
+    let model = Model::load(&gguf)?;
     let samples = tokens(&model.tokenizer, &model.template, &work.samples)?;
     let r = &work.recipe;
     let lora = LoraConfig { rank: r.rank, alpha: r.alpha, ..LoraConfig::default() };
@@ -168,26 +145,21 @@ pub fn train(work: Work, stop: &AtomicBool, losses: &Mutex<Vec<f32>>) -> Result<
         // a checkpoint of another run is refused by its fingerprint: start over
         let _ = trainer.restore(&bytes);
     }
+    let mut losses = Vec::with_capacity(r.steps);
     while trainer.steps_done() < r.steps {
         let report = trainer.step().map_err(refused)?;
-        if let Ok(mut l) = losses.lock() {
-            l.push(report.loss);
-        }
-        if report.step % 10 == 0 || stop.load(Ordering::Relaxed) {
+        losses.push(report.loss);
+        let go_on = watch.report(json!({ "step": report.step, "of": r.steps, "loss": report.loss }));
+        if report.step % 10 == 0 || go_on.is_break() {
             checkpoint(&work.checkpoint, &trainer.save())?;
         }
-        if stop.load(Ordering::Relaxed) {
-            return Err(Error::new(
-                flywheel_types::ErrorKind::Unavailable,
-                "stopped",
-                "training was stopped",
-                "it resumes",
-            ));
+        if go_on.is_break() {
+            return Err(stopped("training"));
         }
     }
     let adapter = trainer.finish().map_err(refused)?;
     write_merged(&gguf, &adapter, &work.merged)?;
-    Ok(losses.lock().map(|l| l.clone()).unwrap_or_default())
+    Ok(losses)
 }
 
 /// Merges an adapter into its base and writes F16.
@@ -224,11 +196,7 @@ pub fn tokens(tokenizer: &Tokenizer, template: &ChatTemplate, samples: &[SampleV
                 .iter()
                 .map(|m| if m.role == "system" { Message::system(&m.content) } else { Message::user(&m.content) })
                 .collect();
-            let mut tokens = tokenizer.encode_chat(template, &asked, true).map_err(refused)?;
-            let answer_from = tokens.len();
-            tokens.extend(tokenizer.encode(&answer.content, false));
-            tokens.extend(tokenizer.encode(template.end_of_answer(), true));
-            Ok(Sample { tokens, answer_from })
+            Sample::chat(tokenizer, template, &asked, &answer.content).map_err(refused)
         })
         .collect()
 }

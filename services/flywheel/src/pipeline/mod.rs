@@ -1,8 +1,9 @@
-//! The server-side loop. One file per step, always the same order: **load** (through a store), **decide** (one call
-//! into a pure crate), **do** (external work, idempotent), **commit** (one SQL transaction: new state, audit entry,
-//! cursor, next job). Reading one step teaches all.
+//! The server-side loop. One file or folder per step, always the same order: **load** (through a store), **decide**
+//! (one call into a pure crate), **do** (external work, idempotent), **commit** (one SQL transaction: new state, audit
+//! entry, cursor, next job). Reading one step teaches all.
 
 pub mod attribute;
+pub mod blocking;
 pub mod build_dataset;
 pub mod compact;
 pub mod evaluate;
@@ -36,6 +37,35 @@ pub const KINDS: &[&str] = &[
     notify::KIND,
 ];
 
+/// What the payload of a kind must name; kinds that are not here need nothing.
+const NEEDS: &[(&str, &[&str])] = &[
+    (freeze::KIND, &["proposal", "finding"]),
+    (lora::KIND, &["dataset"]),
+    (requantize::KIND, &["merged", "base", "profile"]),
+    (evaluate::KIND, &["candidate"]),
+    (publish::KIND, &["candidate"]),
+    (reconcile_rollout::KIND, &["rollout"]),
+];
+
+/// Whether a schedule can start `kind` with this payload. Without the check each slot would make a dead job.
+///
+/// # Errors
+/// `Invalid` naming what is missing.
+pub fn check_scheduled(kind: &str, payload: &Value) -> Result<(), Error> {
+    let needs = NEEDS.iter().find(|(k, _)| *k == kind).map_or(&[][..], |(_, needs)| *needs);
+    let missing: Vec<&str> =
+        needs.iter().copied().filter(|name| payload.get(name).is_none_or(Value::is_null)).collect();
+    if missing.is_empty() && (payload.is_null() || payload.is_object()) {
+        return Ok(());
+    }
+    let message = format!("the payload of `{kind}` must be an object with {}", needs.join(", "));
+    Err(Error::invalid(
+        "bad_schedule_payload",
+        message,
+        "name what the job works on; to train on new corrections, schedule `build_dataset`",
+    ))
+}
+
 /// Every step as a handler of the jobs crate.
 #[derive(Clone)]
 pub struct Steps(pub Arc<Server>);
@@ -57,7 +87,8 @@ impl JobHandler for Steps {
         self.0.metrics.add("flywheel_jobs_total", &[("kind", &kind), ("state", state)], 1);
         match done {
             Ok(value) => {
-                tracing::info!(kind, result = %value, "job done");
+                tracing::info!(kind, "job done");
+                tracing::debug!(kind, result = %value, "what it did");
                 Ok(Outcome::with(value))
             }
             Err(e) => {

@@ -1,7 +1,10 @@
 //! Mail to people. What is worth a mail is written to the outbox in the transaction that causes it; this step sends
 //! what is due, one message at a time, outside of any transaction. Without a mail server the outbox just waits.
 
+mod dead;
 mod text;
+
+pub use dead::DeadJobs;
 
 use crate::mail::{Mail, Mailer};
 use crate::server::Server;
@@ -107,6 +110,20 @@ pub async fn enqueue_run(tx: &mut Tx, app: &AppId, key: &str) -> Result<(), Erro
     Ok(())
 }
 
+/// Queues a run for mail that waits since before this start: a mail server may be configured by now.
+///
+/// # Errors
+/// Those of the database.
+pub async fn enqueue_pending(server: &Server) -> Result<(), Error> {
+    let apps = server.store.app_list().await?;
+    let (Some(_), Some(first)) = (&server.mailer, apps.first()) else { return Ok(()) };
+    let mut tx = server.begin().await?;
+    // a run sends what is due of every app
+    enqueue_run(&mut tx, &first.app_id, "start").await?;
+    tx.commit().await?;
+    Ok(())
+}
+
 /// The app's own list, else the one of the configuration.
 async fn recipients(server: &Server, app: &AppId) -> Result<Vec<String>, Error> {
     let own = super::app(server, app).await?.settings.alert_recipients;
@@ -116,11 +133,20 @@ async fn recipients(server: &Server, app: &AppId) -> Result<Vec<String>, Error> 
     Ok(server.config.mail.as_ref().map(|m| m.to.clone()).unwrap_or_default())
 }
 
+#[derive(serde::Deserialize)]
+struct Payload {
+    /// A job that died; its mail is written by this run.
+    dead: Option<dead::Dead>,
+}
+
 /// The step: sends what is due, of every app.
 ///
 /// # Errors
 /// Those of the database; a message that cannot be sent is no error of the step but waits in the outbox.
 pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
+    if let Some(Payload { dead: Some(dead) }) = super::payload::<Option<Payload>>(ctx)? {
+        dead::tell(server, ctx, &dead).await?;
+    }
     let owner = format!("{}/{}", ctx.job().job_id, ctx.job().attempt);
     deliver(server, ctx.app(), &owner, &|| ctx.check().is_err()).await
 }

@@ -3,15 +3,14 @@
 //! changes; a rollback is just another plan.
 
 mod evidence;
+mod look;
 mod requests;
 
 use super::{app, notify};
 use crate::delivery::Publication;
 use crate::server::Server;
-use chrono::{DateTime, Utc};
-use flywheel_experiment::gate::{GateReportV1, GateSpecV1, evaluate};
-use flywheel_experiment::planner::{Action, Next, PlanV1, RolloutDraft, RolloutPolicyV1, plan_next};
-use flywheel_experiment::window::close_windows;
+use flywheel_experiment::gate::{GateReportV1, GateSpecV1};
+use flywheel_experiment::planner::{Next, PlanV1, RolloutDraft, RolloutPolicyV1, plan_next};
 use flywheel_jobs::JobContext;
 use flywheel_store::Tx;
 use flywheel_store::apps::AppSettings;
@@ -84,7 +83,7 @@ pub async fn start(server: &Server, id: &AppId, request: StartRequest) -> Result
     let Some(control) = control else {
         return first_bundle(server, id, &rollout_id, request, &policy, release.candidate_id).await;
     };
-    let spec = evidence::freeze_spec(server, id, control, &settings).await?;
+    let spec = evidence::freeze_spec(server, id, control, &settings, &policy).await?;
     let draft = RolloutDraft {
         rollout_id: rollout_id.clone(),
         eligible: request.eligible,
@@ -186,9 +185,9 @@ struct Payload {
 /// Of the lake, the database and the publication.
 pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     let (id, rollout) = (ctx.app(), super::payload::<Payload>(ctx)?.rollout);
-    let mut said = Vec::new();
-    // what the fleet did does not change while we plan: nothing is received between ticks that must count
-    let histories = server.lake.device_histories(id, &rollout, None).await?;
+    let (mut said, mut published) = (Vec::new(), false);
+    // load: what the fleet did is read once, the plan and the requests in every round
+    let mut look = look::Look::load(server, id, &rollout).await?;
     let mut fleet = None;
     for _ in 0..MAX_ROUNDS {
         let current = row(server, id, &rollout).await?;
@@ -196,30 +195,31 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
         if current.state.is_final() {
             break;
         }
-        let now = server.now();
-        // load
         let fleet = match &mut fleet {
             Some(f) => f,
             none => none.insert(evidence::fleet(server, id, plan.candidate_bundle).await?),
         };
         let asked = requests::open(server, id, &plan).await?;
-        let previous = evidence::last_report(server, id, &rollout).await?;
         // decide
-        let report = report(&frozen, &plan, &histories, previous.as_ref(), now)?;
-        let inventory = evidence::inventory(&plan, &histories, fleet);
+        let inventory = evidence::inventory(&plan, &look.histories, fleet);
+        let now = look.now;
+        let report = look.report(&frozen, &plan)?.cloned();
         let next =
             plan_next(&frozen.policy, &plan, &inventory, report.as_ref(), now, &asked.planner).map_err(invalid)?;
         said.push(next.reason.clone());
-        // commit, then do: publishing is idempotent and repeated by the next round after a crash
-        let changed = next.changed(&plan);
-        commit(server, ctx, &plan, &next, report.as_ref(), &asked).await?;
-        if changed {
-            act(server, id, &next).await?;
-        } else {
+        // commit, then do: publishing is idempotent and repeated by the next run after a crash
+        let verdict = look.verdict(&rollout, next.plan.generation)?;
+        commit(server, ctx, &plan, &next, report.as_ref(), verdict.as_ref(), &asked).await?;
+        look.verdict_stored();
+        if !next.changed(&plan) {
             break;
         }
+        repair_assignment(server, id).await?;
+        published = true;
     }
-    repair_assignment(server, id).await?;
+    if !published {
+        repair_assignment(server, id).await?;
+    }
     Ok(json!({ "rollout": rollout, "said": said }))
 }
 
@@ -231,18 +231,6 @@ pub async fn load_plan(server: &Server, id: &AppId, row: &RolloutRow) -> Result<
     Ok(Some((frozen, plan)))
 }
 
-fn report(
-    frozen: &Frozen,
-    plan: &PlanV1,
-    histories: &[flywheel_types::rows::DeviceHistory],
-    previous: Option<&GateReportV1>,
-    now: DateTime<Utc>,
-) -> Result<Option<GateReportV1>, Error> {
-    let (Some(signed_at), false) = (plan.signed_at, plan.phases.is_empty()) else { return Ok(None) };
-    let windows = close_windows(histories, &frozen.spec, &plan.phases, signed_at, &[], now).map_err(invalid)?;
-    Ok(Some(evaluate(&frozen.spec, &plan.phases, &windows, previous, now).map_err(invalid)?))
-}
-
 /// One transaction: plan, state, verdicts, answers, audit, mail.
 async fn commit(
     server: &Server,
@@ -250,15 +238,14 @@ async fn commit(
     before: &PlanV1,
     next: &Next,
     report: Option<&GateReportV1>,
+    verdict: Option<&VerdictRow>,
     asked: &requests::Asked,
 ) -> Result<(), Error> {
     let (id, rollout) = (ctx.app(), &before.rollout_id);
     let mut tx = server.begin().await?;
     ctx.fence(&mut tx).await.map_err(super::lost)?;
-    if let Some(report) = report {
-        for gate in verdict_rows(rollout, next, report)? {
-            tx.rollout_verdict_append(id, &gate).await?;
-        }
+    if let Some(verdict) = verdict {
+        tx.rollout_verdict_append(id, verdict).await?;
     }
     for answer in &next.answers {
         for request in asked.stored(&answer.request) {
@@ -301,36 +288,9 @@ fn audit_detail(before: &PlanV1, next: &Next, report: Option<&GateReportV1>) -> 
     })
 }
 
-fn verdict_rows(rollout: &RolloutId, next: &Next, report: &GateReportV1) -> Result<Vec<VerdictRow>, Error> {
-    let look = report.now.timestamp();
-    let generation = i64::try_from(next.plan.generation).unwrap_or(i64::MAX);
-    let whole = serde_json::to_value(report).map_err(Error::internal)?;
-    Ok(vec![VerdictRow {
-        rollout_id: rollout.clone(),
-        look,
-        gate: "all".into(),
-        generation,
-        verdict: report.verdict,
-        numbers: whole,
-        at: report.now,
-    }])
-}
-
 async fn append(tx: &mut Tx, id: &AppId, plan: &PlanV1, parent: i64) -> Result<(), Error> {
     let value = serde_json::to_value(plan).map_err(Error::internal)?;
     tx.rollout_plan_append(id, &plan.rollout_id, parent, &value).await?;
-    Ok(())
-}
-
-/// Runs the actions of a stored plan.
-async fn act(server: &Server, id: &AppId, next: &Next) -> Result<(), Error> {
-    for action in &next.actions {
-        match action {
-            Action::PublishAssignment | Action::SetDefaultBundle { .. } => repair_assignment(server, id).await?,
-            // mails were queued in the transaction
-            Action::Alert { .. } | Action::AskApproval { .. } => {}
-        }
-    }
     Ok(())
 }
 

@@ -1,10 +1,10 @@
 //! Quantises a merged model into the format that phones run and registers the result as a candidate.
 
-use super::evaluate;
+use super::{blocking::watched, evaluate};
 use crate::http::candidates::candidate_id;
 use crate::models::{quantize_file, refused};
 use crate::server::Server;
-use flywheel_inference::quantize::{Profile, QuantizeOptions, QuantizeReport};
+use flywheel_inference::quantize::{Profile, Progress, QuantizeOptions, QuantizeReport};
 use flywheel_jobs::JobContext;
 use flywheel_store::Tx;
 use flywheel_store::candidates::{CandidateSource, NewCandidate};
@@ -51,9 +51,11 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     let job = ctx.job();
     let output = server.objects.scratch()?.join(format!("quantized-{}-{}.gguf", job.job_id, job.attempt));
     let out = output.clone();
-    let report = tokio::task::spawn_blocking(move || quantize_file(&input, &out, &QuantizeOptions::new(profile)))
-        .await
-        .map_err(Error::internal)??;
+    let report = watched(ctx, move |watch| {
+        let mut shown = |p: Progress<'_>| watch.report(json!({ "done": p.done, "of": p.total, "tensor": p.tensor }));
+        quantize_file(&input, &out, &QuantizeOptions::new(profile), &mut shown)
+    })
+    .await?;
     let (artefact, size_bytes) = server.objects.adopt_file(&output)?;
     // commit
     let candidate = candidate_id(artefact)?;

@@ -7,6 +7,7 @@ use crate::server::testing::{TestServer, now};
 use flywheel_attribution::culprit::{SubjectKind, Transition};
 use flywheel_experiment::gate::{BaselineV1, GateSpecV1};
 use flywheel_experiment::planner::{Inventory, RolloutDraft, RolloutPolicyV1, plan_next};
+use flywheel_jobs::{Handlers, JobError, JobHandler, Outcome, Worker, WorkerOptions};
 use flywheel_store::jobs::{JobFilter, JobRow};
 use flywheel_types::{Digest, JobState, RolloutId};
 use std::collections::BTreeMap;
@@ -170,6 +171,49 @@ async fn an_urgent_alert_says_so() {
     let mail = &smtp.received()[0];
     assert_eq!(mail.header("Subject"), Some("[shop] URGENT: rollout r-1 is awaiting approval"));
     assert!(mail.body().contains("rolled back: rejection FAIL"), "{}", mail.body());
+}
+
+struct Fails;
+
+#[async_trait::async_trait]
+impl JobHandler for Fails {
+    async fn run(&self, _: &JobContext) -> Result<Outcome, JobError> {
+        Err(JobError::Permanent("no space left".into()))
+    }
+}
+
+#[tokio::test]
+async fn a_dead_job_is_audited_and_mailed() {
+    let smtp = SmtpServer::start(Mode::Takes).await;
+    let t = TestServer::start(Some(config(smtp.url()))).await;
+    let mut tx = t.server.begin().await.unwrap();
+    let job = tx.job_enqueue(&t.app, &NewJob::new("compact", json!({ "v": 1 }))).await.unwrap().id().clone();
+    tx.commit().await.unwrap();
+    let handlers = Handlers::new().with("compact", Fails).with(KIND, crate::pipeline::Steps(t.server.clone()));
+    let worker =
+        Worker::with_events(t.server.store.clone(), handlers, WorkerOptions::default(), std::sync::Arc::new(DeadJobs));
+    worker.drain().await.unwrap();
+    let got = smtp.received();
+    assert_eq!(got.len(), 2, "one mail for each recipient");
+    assert_eq!(got[0].header("Subject"), Some("[shop] job failed for good: compact"));
+    assert!(got[0].body().contains("no space left"), "{}", got[0].body());
+    assert!(got[0].body().contains(&format!("POST /v1/jobs/{job}/retry")), "{}", got[0].body());
+    let entries = t.server.store.audit_list(&t.app, None, 10).await.unwrap();
+    let entry = entries.iter().find(|e| e.action == "job.dead").unwrap();
+    assert_eq!((entry.subject.as_str(), entry.at), (job.as_str(), now()), "at business time");
+    assert_eq!(entry.detail["kind"], "compact");
+}
+
+#[tokio::test]
+async fn mail_that_waited_for_a_start_is_sent() {
+    let smtp = SmtpServer::start(Mode::Takes).await;
+    let t = TestServer::start(Some(config(smtp.url()))).await;
+    enqueue_pending(&t.server).await.unwrap();
+    enqueue_pending(&t.server).await.unwrap();
+    assert_eq!(jobs(&t).await.len(), 1);
+    let silent = TestServer::start(None).await;
+    enqueue_pending(&silent.server).await.unwrap();
+    assert!(jobs(&silent).await.is_empty(), "without a mail server there is nothing to run");
 }
 
 #[test]

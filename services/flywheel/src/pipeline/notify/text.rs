@@ -53,6 +53,20 @@ pub fn chunk(app: &AppId, p: &Proposal, to: ChunkState, url: &str) -> (String, S
     (subject, body)
 }
 
+/// Longest part of an error that goes into a mail, characters.
+const ERROR_SHOWN: usize = 500;
+
+/// Subject and body about a job that failed in each of its attempts.
+pub fn dead_job(app: &AppId, kind: &str, job: &str, error: &str, url: &str) -> (String, String) {
+    let subject = one_line(&format!("[{app}] job failed for good: {kind}"), 200);
+    let body = format!(
+        "App {app}: the job {job} ({kind}) failed and is not tried again by itself.\n\nLast error: {}\n\n\
+         When the cause is gone, run it again: POST /v1/jobs/{job}/retry\n\nDashboard: {url}/\n",
+        one_line(error, ERROR_SHOWN),
+    );
+    (subject, body)
+}
+
 /// Subject and body of the alerts of a round; `alerts` are (urgent, text).
 pub fn alert(round: &Round<'_>, alerts: &[(bool, &str)]) -> (String, String) {
     let urgent = alerts.iter().any(|(u, _)| *u);

@@ -3,16 +3,20 @@
 use crate::server::Server;
 use chrono::{DateTime, TimeDelta, Utc};
 use flywheel_experiment::gate::{BaselineV1, GateReportV1, GateSpecV1};
-use flywheel_experiment::planner::{ArmInventory, Inventory, PlanV1, RingDevice};
+use flywheel_experiment::planner::{ArmInventory, Inventory, PlanV1, RingDevice, RolloutPolicyV1};
 use flywheel_lake::read::{HeldBundle, InventoryRow};
 use flywheel_store::apps::AppSettings;
 use flywheel_types::assign::{Arm, bucket};
 use flywheel_types::rows::DeviceHistory;
 use flywheel_types::{AppId, Digest, Error, InstallId, RolloutId, RolloutState, TrustClass};
+use std::collections::HashMap;
 
 /// Days of the incumbent's telemetry that the latency thresholds are frozen from.
 const BASELINE_DAYS: i64 = 7;
-use std::collections::HashMap;
+/// A share is given in parts per million.
+const PPM: u64 = 1_000_000;
+/// Gate under which the whole report of a look is stored.
+pub const WHOLE: &str = "all";
 
 /// Freezes the gate spec from what the incumbent did: rejection rate, latency by device class, fleet size.
 ///
@@ -23,15 +27,16 @@ pub async fn freeze_spec(
     app: &AppId,
     control: Digest,
     settings: &AppSettings,
+    policy: &RolloutPolicyV1,
 ) -> Result<GateSpecV1, Error> {
     let devices =
         server.lake.inventory(app, None).await?.iter().filter(|d| d.trust != TrustClass::Anonymous).count() as u64;
     let since = server.now() - TimeDelta::days(BASELINE_DAYS);
+    let first_step = policy.steps.first().map_or(0, |s| u64::from(s.treatment_ppm) + u64::from(s.control_ppm));
     let baseline = BaselineV1 {
         rejection_rate: server.lake.rejection_rate(app, &control, None).await?.unwrap_or(0.0),
         ttft_ms: server.lake.latency_samples(app, &control, since, None).await?,
-        // both arms of the first step
-        planned_devices: devices / 5,
+        planned_devices: devices * first_step / PPM,
     };
     let mut spec = GateSpecV1::freeze(&baseline).map_err(|e| {
         Error::invalid("baseline_refused", e.to_string(), "the incumbent's telemetry cannot make a gate")
@@ -45,8 +50,7 @@ pub async fn freeze_spec(
 /// # Errors
 /// Of the database.
 pub async fn last_report(server: &Server, app: &AppId, rollout: &RolloutId) -> Result<Option<GateReportV1>, Error> {
-    let rows = server.store.rollout_verdict_list(app, rollout).await?;
-    let newest = rows.into_iter().filter(|v| v.gate == "all").max_by_key(|v| v.look);
+    let newest = server.store.rollout_verdict_latest(app, rollout, WHOLE).await?;
     newest.map(|v| serde_json::from_value(v.numbers).map_err(Error::internal)).transpose()
 }
 
