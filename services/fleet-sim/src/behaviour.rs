@@ -1,6 +1,7 @@
 //! What users do with an answer.
 
 use crate::workload::Question;
+use flywheel_inference::eval::MatchRule;
 use flywheel_types::{ChunkId, LabelKind};
 use rand::Rng as _;
 use rand_chacha::ChaCha8Rng;
@@ -16,11 +17,10 @@ pub struct Judgement<'a> {
 }
 
 impl Judgement<'_> {
-    /// Whether the answer holds the expected text: white space, case and thousands separators aside, and not as a part
-    /// of a longer number or word.
+    /// Whether the answer gives the expected value, by the rule that evaluations judge by; nobody expects nothing.
     #[must_use]
     pub fn is_right(&self) -> bool {
-        contains_value(self.answer, &self.question.expected)
+        !self.question.expected.trim().is_empty() && MatchRule::Value.accepts(self.answer, &self.question.expected)
     }
 }
 
@@ -96,45 +96,6 @@ impl Behaviour for Spammer {
     }
 }
 
-/// Whether `text` contains `value` as a whole word or number.
-fn contains_value(text: &str, value: &str) -> bool {
-    let (text, value) = (normalised(text), normalised(value));
-    if value.is_empty() {
-        return false;
-    }
-    // Chinese has no spaces between words: only the ends of numbers and Latin words are borders.
-    let joins = |a: Option<char>, b: Option<char>| matches!((a, b), (Some(a), Some(b)) if a.is_ascii_alphanumeric() && b.is_ascii_alphanumeric());
-    text.match_indices(&value).any(|(at, found)| {
-        let (before, after) = (&text[..at], &text[at + found.len()..]);
-        let decimal_before = value.starts_with(|c: char| c.is_ascii_digit())
-            && before.ends_with('.')
-            && before.trim_end_matches('.').ends_with(|c: char| c.is_ascii_digit());
-        let decimal_after = value.ends_with(|c: char| c.is_ascii_digit())
-            && after.strip_prefix('.').is_some_and(|r| r.starts_with(|c: char| c.is_ascii_digit()));
-        !joins(before.chars().next_back(), value.chars().next())
-            && !joins(value.chars().next_back(), after.chars().next())
-            && !decimal_before
-            && !decimal_after
-    })
-}
-
-/// Lower case, single spaces, `1,700` as `1700`.
-fn normalised(text: &str) -> String {
-    let chars: Vec<char> = text.to_lowercase().chars().collect();
-    let digit = |i: Option<usize>| i.and_then(|i| chars.get(i)).is_some_and(char::is_ascii_digit);
-    let kept: String = chars
-        .iter()
-        .enumerate()
-        .filter(|(i, c)| {
-            let group =
-                **c == ',' && digit(i.checked_sub(1)) && (1..=3).all(|n| digit(Some(i + n))) && !digit(Some(i + 4));
-            !group
-        })
-        .map(|(_, c)| *c)
-        .collect();
-    kept.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,24 +103,20 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn values_match_as_whole_words_and_numbers() {
-        for (text, value, right) in [
-            ("It weighs 940 grams.", "940", true),
-            ("It weighs 1940 grams.", "940", false),
-            ("It weighs 940.5 grams.", "940", false),
-            ("About 1.7 liters", "1.7", true),
-            ("About 11.7 liters", "1.7", false),
-            ("About 3.1.7", "1.7", false),
-            ("The code is 12,500.", "12500", true),
-            ("OLIVE green", "olive", true),
-            ("olives", "olive", false),
-            ("a Descaling  Brush is included", "descaling brush", true),
-            ("保修期为30个月。", "30", true),
-            ("", "30", false),
-            ("x", "", false),
-        ] {
-            assert_eq!(contains_value(text, value), right, "{text} / {value}");
-        }
+    fn a_right_answer_gives_the_value_and_no_other() {
+        let judged = |answer: &str, expected: &str| {
+            let question = Question {
+                id: "q".into(),
+                text: Arc::from("?"),
+                lang: "en".into(),
+                expected: expected.into(),
+                chunk: None,
+            };
+            Judgement { index: 0, question: &question, answer, shown: &[] }.is_right()
+        };
+        assert!(judged("It weighs 1,940 grams.", "1940"));
+        assert!(!judged("It weighs 900 or 1940 grams.", "1940"));
+        assert!(!judged("", ""), "a question without an expected text cannot be answered rightly");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod admin;
 mod forgery;
 pub mod kb;
+mod mail;
 pub mod model;
 pub mod probe;
 pub mod prompt;

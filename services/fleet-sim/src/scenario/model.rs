@@ -65,12 +65,7 @@ impl Engine {
 
     /// A training text with this answer.
     pub fn sample(&self, user: &str, answer: &str) -> Result<Sample> {
-        let mut tokens = self.prompt(user)?;
-        let answer_from = tokens.len();
-        tokens.extend(self.tokenizer.encode(answer, false));
-        let end = self.template.end_of_answer();
-        tokens.push(self.tokenizer.id_of(end).with_context(|| format!("the vocabulary has no {end}"))?);
-        Ok(Sample { tokens, answer_from })
+        Ok(Sample::chat(&self.tokenizer, &self.template, &prompt::messages(user), answer)?)
     }
 
     /// From now on answers come from the model with this adapter.

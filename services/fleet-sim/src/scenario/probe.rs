@@ -41,6 +41,9 @@ pub struct Args {
     /// Train on the whole sentence of the fact, not the value.
     #[arg(long)]
     sentence: bool,
+    /// Put the best note last.
+    #[arg(long)]
+    best_last: bool,
     /// Wording of the prompt; the app's own when left out.
     #[arg(long)]
     wording: Option<usize>,
@@ -100,7 +103,11 @@ fn cases<'a>(ranker: &Ranker<'a>, args: &Args, collection: Option<&str>, k: usiz
             }
             let notes = ranker.top(q, k);
             let retrieved = notes.iter().any(|n| n.chunk_id == fact.chunk_id);
-            let user = user_text(args, &notes, q);
+            let user = if args.best_last {
+                user_text(args, &notes.iter().rev().copied().collect::<Vec<_>>(), q)
+            } else {
+                user_text(args, &notes, q)
+            };
             out.push(Case { fact, user, retrieved });
         }
     }

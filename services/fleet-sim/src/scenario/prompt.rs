@@ -9,17 +9,35 @@ pub struct Template {
     pub id: &'static str,
     /// Chunks in the prompt.
     pub k: usize,
+    /// Whether the best note stands nearest to the question; a small model reads that one best.
+    pub best_last: bool,
 }
 
-/// One note, the first template of the app.
-pub const SHORT: Template = Template { id: "answer-short", k: 1 };
-/// Two notes.
-pub const PAIR: Template = Template { id: "answer-pair", k: 2 };
-/// Three notes, launched later.
-pub const NOTES: Template = Template { id: "answer-notes", k: 3 };
+/// One note: questions about products, the first template of the app.
+pub const SHORT: Template = Template { id: "answer-short", k: 1, best_last: false };
+/// Two notes: questions about policies and fees.
+pub const PAIR: Template = Template { id: "answer-pair", k: 2, best_last: true };
+/// Three notes, launched later for products.
+pub const NOTES: Template = Template { id: "answer-notes", k: 3, best_last: false };
 pub const ALL: [Template; 3] = [SHORT, PAIR, NOTES];
 
-/// The user's message: notes in rank order, then the question.
+impl Template {
+    /// The template of that id; [`NOTES`] for an unknown one.
+    pub fn named(id: &str) -> Self {
+        ALL.into_iter().find(|t| t.id == id).unwrap_or(NOTES)
+    }
+
+    /// The user's message; `notes` in rank order.
+    pub fn user_text<'a>(&self, notes: impl IntoIterator<Item = &'a str>, question: &str) -> String {
+        let mut list: Vec<&str> = notes.into_iter().collect();
+        if self.best_last {
+            list.reverse();
+        }
+        user_text(list, question)
+    }
+}
+
+/// The user's message: notes, then the question.
 pub fn user_text<'a>(notes: impl IntoIterator<Item = &'a str>, question: &str) -> String {
     let list: Vec<&str> = notes.into_iter().collect();
     format!("Use the notes to answer.\n\n{}\n\nQuestion: {question}\nAnswer with the value only.", list.join("\n"))

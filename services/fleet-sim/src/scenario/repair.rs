@@ -2,17 +2,18 @@
 //! through and taken back by itself.
 
 use super::forgery;
-use super::stage::Stage;
+use super::stage::{Stage, TICK_HOURS, spinner};
 use super::world::SPAMMERS;
-use super::{Summary, say};
+use super::{Summary, mail, say, story};
 use anyhow::{Context, Result, bail, ensure};
+use chrono::{SecondsFormat, TimeDelta};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Instant;
 
 /// Corrections that the two annotators make.
-pub const CORRECTIONS: usize = 20;
+pub const CORRECTIONS: usize = 30;
 /// The team that corrects works on this collection; the held-out questions are about another one.
 const CORRECTED: &str = "kitchen";
 const HELD_OUT: &str = "sound";
@@ -68,12 +69,15 @@ pub async fn improve(stage: &mut Stage, out: &mut Summary) -> Result<()> {
     let state = follow(stage, &rollout, 80, out).await?;
     ensure!(state == "complete", "the improvement ended as {state}");
     out.promotion_share = 1.0;
+    story::nothing_innocent(stage, out).await?;
     Ok(())
 }
 
 /// Both annotators correct what customers rejected about their collection.
 async fn correct(stage: &Stage, done: &mut BTreeSet<String>) -> Result<()> {
-    let rejected = stage.ann.get("/v1/interactions/rejected?limit=1000").await?;
+    // what came in since the last look; the list begins with the oldest
+    let since = (stage.now - TimeDelta::hours(TICK_HOURS + 1)).to_rfc3339_opts(SecondsFormat::Secs, true);
+    let rejected = stage.ann.get(&format!("/v1/interactions/rejected?limit=1000&since={since}")).await?;
     let spam: BTreeSet<String> = stage.install_ids(0..SPAMMERS).into_iter().collect();
     for r in rejected.as_array().into_iter().flatten() {
         let (Some(id), Some(question), Some(answer)) =
@@ -93,8 +97,13 @@ async fn correct(stage: &Stage, done: &mut BTreeSet<String>) -> Result<()> {
         let chunks: Vec<String> =
             r["chunks"].as_array().into_iter().flatten().filter_map(|c| c.as_str().map(str::to_owned)).collect();
         let ids: Vec<&str> = chunks.iter().map(|c| c.split('@').next().unwrap_or_default()).collect();
+        // what the model is measured on must not be trained on: the server would leave the correction out
+        if stage.facts.iter().any(|f| f.collection == HELD_OUT && ids.contains(&f.chunk_id.as_str())) {
+            continue;
+        }
+        let prompt = stage.prompt(r["template_id"].as_str().unwrap_or_default(), &chunks, question);
         let body = json!({
-            "interaction_id": id, "template_id": r["template_id"], "prompt": stage.prompt(&chunks, question),
+            "interaction_id": id, "template_id": r["template_id"], "prompt": prompt,
             "chunk_ids": ids, "wrong_answer": answer, "corrected_answer": fact.value,
         });
         stage.ann.post("/v1/corrections", &body).await?;
@@ -106,9 +115,11 @@ async fn correct(stage: &Stage, done: &mut BTreeSet<String>) -> Result<()> {
 
 /// Lets the server finish its jobs without moving the clock.
 async fn settle(stage: &Stage) -> Result<()> {
+    let bar = spinner(format!("day {}: the server's jobs and the signer run", stage.day()));
     stage.admin.post("/v1/clock", &json!({ "now": stage.now })).await?;
     tokio::time::sleep(std::time::Duration::from_secs(2)).await; // the signer polls once a second
     stage.admin.post("/v1/clock", &json!({ "now": stage.now })).await?;
+    bar.finish_and_clear();
     Ok(())
 }
 
@@ -173,16 +184,23 @@ async fn follow(stage: &mut Stage, rollout: &str, most: u64, out: &mut Summary) 
             forged = None;
         }
         if matches!(state.as_str(), "complete" | "rolled_back" | "superseded") {
+            out.verdicts.extend(words(&view));
             return Ok(state);
         }
         stage.tick().await?;
         let treatment = plans.last().and_then(|p| p["candidate_bundle"].as_str()).unwrap_or_default();
-        let now = stage.running().iter().find(|(b, _)| b == treatment).map_or(0, |(_, n)| *n);
-        out.most_exposed = out.most_exposed.max(now);
+        out.exposed.extend(stage.running_on(treatment));
     }
     let view = stage.operator.get(&path).await?;
     let last = view["verdicts"].as_array().and_then(|v| v.last().cloned()).unwrap_or_default();
     bail!("rollout {rollout} did not end: {} ({})", view["rollout"]["state"], last["numbers"]["reason"]);
+}
+
+/// `gate:word` of the newest report.
+fn words(view: &Value) -> Vec<String> {
+    let gates = view["verdicts"].as_array().and_then(|v| v.last()).map(|v| v["numbers"]["gates"].clone());
+    let word = |g: &Value| format!("{}:{}", g["name"].as_str().unwrap_or("?"), g["word"].as_str().unwrap_or("?"));
+    gates.as_ref().and_then(Value::as_array).map(|g| g.iter().map(word).collect()).unwrap_or_default()
 }
 
 fn print_plan(stage: &Stage, plan: &Value, view: &Value) {
@@ -217,7 +235,7 @@ fn print_plan(stage: &Stage, plan: &Value, view: &Value) {
 
 /// A damaging candidate from outside is forced past the offline gate; the fleet takes it back.
 pub async fn damage(stage: &mut Stage, out: &mut Summary) -> Result<()> {
-    out.most_exposed = 0;
+    out.exposed.clear();
     let file = wrong_model(stage)?;
     let uploaded = stage.operator.upload("/v1/models", &file).await?;
     let body = json!({ "kind": "weights", "artefact": uploaded["artefact"], "note": "tuned elsewhere" });
@@ -232,6 +250,7 @@ pub async fn damage(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         view["reason"]
     ));
     ensure!(view["state"] == "gate_failed", "the damaging candidate passed the offline gate");
+    out.verdicts.push("damage:gate_failed".into());
     stage
         .approver
         .post(&format!("/v1/candidates/{id}/override"), &json!({ "reason": "demo: show that the fleet says no" }))
@@ -256,25 +275,28 @@ pub async fn damage(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         .await?;
     let state = follow(stage, &rollout, 40, out).await?;
     ensure!(state == "rolled_back", "the damaging rollout ended as {state}");
+    let mails = mail::subjects(&stage.args.dir.join("mail"), &rollout)?;
+    let told = mails.iter().find(|m| m.contains("rolling back") || m.contains("rolled back"));
+    say(&format!("         mail to ml-ops@example.com: {}", told.context("no mail told of the rollback")?));
     let good = out.good_bundle(stage).await?;
     stage
         .until("every phone runs the last good bundle", 8, async |s| {
             Ok((s.running().iter().filter(|(b, _)| *b != good).count() == 0).then_some(()))
         })
         .await?;
-    out.exposed_share = out.most_exposed as f64 / stage.args.phones as f64;
+    out.exposed_share = out.exposed.len() as f64 / stage.args.phones as f64;
     out.rollback_seconds = started.elapsed().as_secs_f64();
-    out.rollback_virtual_minutes = (stage.ticks - began) as i64 * super::stage::TICK_HOURS * 60;
+    out.rollback_virtual_minutes = (stage.ticks - began) as i64 * TICK_HOURS * 60;
     out.devices_total = stage.running().iter().map(|(_, n)| n).sum();
     out.devices_restored = stage.running().iter().filter(|(b, _)| *b == good).map(|(_, n)| n).sum();
     say(&format!(
-        "day {}: rolled back by itself: {:.0} % of the fleet ever ran it, {} of {} phones on the last good bundle",
+        "day {}: rolled back by itself: {:.1} % of the fleet ever ran it, {} of {} phones on the last good bundle",
         stage.day(),
         out.exposed_share * 100.0,
         out.devices_restored,
         out.devices_total
     ));
-    Ok(())
+    story::nothing_innocent(stage, out).await
 }
 
 /// A model tuned on wrong answers with far too high a rate, made with the command line tool.
@@ -296,6 +318,7 @@ fn wrong_model(stage: &Stage) -> Result<std::path::PathBuf> {
     }
     let (dataset, file) = (stage.args.dir.join("wrong.jsonl"), stage.args.dir.join("wrong.gguf"));
     std::fs::write(&dataset, lines)?;
+    let bar = spinner(format!("day {}: somebody outside trains a damaging model", stage.day()));
     let made = Command::new(&stage.args.flywheel)
         .args(["model", "train"])
         .arg(stage.args.models.join("SmolLM2-135M-Instruct.Q4_1.gguf"))
@@ -303,6 +326,7 @@ fn wrong_model(stage: &Stage) -> Result<std::path::PathBuf> {
         .arg(&file)
         .args(["--steps", "6", "--lr", "0.003"])
         .status()?;
+    bar.finish_and_clear();
     ensure!(made.success(), "`flywheel model train` failed");
     Ok(file)
 }

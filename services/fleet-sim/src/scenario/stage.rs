@@ -10,11 +10,13 @@ use chrono::{DateTime, TimeDelta, Utc};
 use fleet_sim::{Fleet, FleetConfig, LatencyModel, TickReport};
 use flywheel_inference::encoder::Encoder;
 use flywheel_types::AppId;
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Virtual time of one tick.
 pub const TICK_HOURS: i64 = 12;
@@ -70,11 +72,14 @@ impl Stage {
     /// One tick: the fleet lives, everything is acknowledged, the controllers run.
     pub async fn tick(&mut self) -> Result<()> {
         let next = self.now + TimeDelta::hours(TICK_HOURS);
+        let bar = spinner(format!("day {}: {} phones live through half a day", self.day(), self.args.phones));
         self.last = self.fleet.tick(self.now).await?;
+        bar.set_message(format!("day {}: the server's jobs run", self.day()));
+        self.admin.post("/v1/clock", &json!({ "now": next })).await?;
+        bar.finish_and_clear();
         if let Some((what, n)) = self.last.errors.iter().next() {
             say(&format!("  {n} phones report: {what}"));
         }
-        self.admin.post("/v1/clock", &json!({ "now": next })).await?;
         self.now = next;
         self.ticks += 1;
         Ok(())
@@ -133,14 +138,26 @@ impl Stage {
         self.last.running.iter().map(|(d, n)| (d.to_hex(), *n)).collect()
     }
 
+    /// Indices of the phones that run a bundle now.
+    pub fn running_on(&self, bundle: &str) -> impl Iterator<Item = usize> {
+        self.fleet.phones().iter().filter(move |p| p.loaded().is_some_and(|b| b.to_hex() == bundle)).map(|p| p.index())
+    }
+
     /// The prompt that a phone builds from these chunk ids.
-    pub fn prompt(&self, chunks: &[String], question: &str) -> String {
+    pub fn prompt(&self, template: &str, chunks: &[String], question: &str) -> String {
         let text = |id: &String| {
             let id = id.split('@').next().unwrap_or_default();
             self.facts.iter().find(|f| f.chunk_id == id).map(|f| f.text.as_str())
         };
-        prompt::user_text(chunks.iter().filter_map(text), question)
+        prompt::Template::named(template).user_text(chunks.iter().filter_map(text), question)
     }
+}
+
+/// Shows on a terminal what takes its time now.
+pub fn spinner(what: String) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(what);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }
 
 fn fleet(args: &Args, facts: &[Fact], templates: &Arc<AtomicUsize>, start: DateTime<Utc>) -> Result<Fleet> {
@@ -159,6 +176,8 @@ fn fleet(args: &Args, facts: &[Fact], templates: &Arc<AtomicUsize>, start: DateT
     config.seed = args.seed;
     config.send_content = true;
     config.use_index = true;
+    // a few of them are offline at any tick: 16 must have fetched everything by the end of the first part
+    config.own_slot_phones = 20;
     let customers = Arc::new(Customers::new(facts, templates.clone(), 1.5)?);
     let encoder = Encoder::open(&args.models.join("all-minilm-l6-v2"))?;
     let retriever = Arc::new(Dense::new(&encoder, &customers));

@@ -29,13 +29,21 @@ pub async fn set_up(stage: &mut Stage, out: &mut Summary) -> Result<()> {
     say(&format!("base model uploaded: candidate {}", candidate["candidate_id"]));
     let release = approved(stage, &candidate).await?;
     say(&format!("base bundle {} signed by the release key of the signer process", &release[..12]));
-    let complete = stage.operator.get("/v1/rollouts").await?;
-    ensure!(
-        complete.as_array().is_some_and(|r| r.iter().any(|r| r["state"] == "complete")),
-        "the first bundle is not the default"
-    );
+    default_bundle(stage).await?;
     out.base_bundle = Some(release);
     Ok(())
+}
+
+/// Waits until the first bundle is the default: its rollout follows the signature.
+async fn default_bundle(stage: &Stage) -> Result<()> {
+    for _ in 0..120 {
+        let rollouts = stage.operator.get("/v1/rollouts").await?;
+        if rollouts.as_array().is_some_and(|r| r.iter().any(|r| r["state"] == "complete")) {
+            return Ok(());
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(250)).await;
+    }
+    bail!("the first bundle is not the default after 30 s")
 }
 
 /// Waits until the signer has signed the release of a candidate; answers its manifest digest.
@@ -59,16 +67,22 @@ async fn approved(stage: &Stage, candidate: &Value) -> Result<String> {
     bail!("candidate {id} was not signed within 150 s")
 }
 
+/// Phones that must have fetched and verified every byte over HTTP themselves.
+const FULL_DOWNLOADS: u64 = 16;
+
 /// All phones download, verify, install and confirm the base bundle.
 pub async fn boot(stage: &mut Stage, out: &mut Summary) -> Result<()> {
     let started = Instant::now();
     let base = out.base_bundle.clone().context("there is no base bundle")?;
     let phones = stage.args.phones as u64;
     let share = |s: &Stage| s.running().iter().find(|(b, _)| *b == base).map_or(0, |(_, n)| *n);
+    let downloads = |s: &Stage| s.fleet.own_slot_bytes().iter().filter(|(_, bytes)| *bytes > 0).count() as u64;
     stage
-        .until("95 % of the phones run the base bundle", 8, async |s| Ok((share(s) * 100 >= phones * 95).then_some(())))
+        .until("95 % of the phones run the base bundle and 16 downloaded all of it", 8, async |s| {
+            Ok((share(s) * 100 >= phones * 95 && downloads(s) >= FULL_DOWNLOADS).then_some(()))
+        })
         .await?;
-    out.full_downloads = stage.fleet.own_slot_bytes().iter().filter(|(_, bytes)| *bytes > 0).count() as u64;
+    out.full_downloads = downloads(stage);
     say(&format!(
         "day {}: {} of {phones} phones run the base bundle; {} downloaded and verified every byte ({:.0} s)",
         stage.day(),
@@ -131,6 +145,14 @@ async fn repair(stage: &mut Stage, stale: &super::kb::Fact, out: &mut Summary) -
         stage.day(),
         stale.chunk_id
     ));
+    Ok(())
+}
+
+/// No chunk may be hidden that gives right answers. Once the stale one is repaired, that is every chunk.
+pub async fn nothing_innocent(stage: &Stage, out: &mut Summary) -> Result<()> {
+    let hidden = stage.hidden().await?;
+    out.innocent_frozen = out.innocent_frozen.max(hidden.len() as u64);
+    ensure!(hidden.is_empty(), "innocent chunks are hidden on day {}: {hidden:?}", stage.day());
     Ok(())
 }
 

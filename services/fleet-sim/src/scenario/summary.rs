@@ -5,6 +5,7 @@ use super::{Args, Part};
 use anyhow::{Context, Result};
 use flywheel_types::Digest;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// Figures, filled part by part.
 #[derive(Debug, Default)]
@@ -25,9 +26,11 @@ pub struct Summary {
     pub heldout_questions: u64,
     /// `state:step` of every plan of every rollout, in order.
     pub steps: Vec<String>,
+    /// Offline verdict and the last online word of each gate, rollout by rollout.
+    pub verdicts: Vec<String>,
     pub promotion_share: f64,
-    /// Most phones that ran the treatment of the rollout that is followed now.
-    pub most_exposed: u64,
+    /// Phones, by index, that ever ran the treatment of the rollout that is followed now.
+    pub exposed: BTreeSet<usize>,
     pub forgery_tried: bool,
     pub forgery_moved_gate: bool,
     pub tamper_refused: bool,
@@ -56,7 +59,7 @@ impl Summary {
     fn decisions(&self) -> Digest {
         let text = json!({
             "frozen": self.frozen, "dataset": self.dataset, "candidate": self.candidate, "steps": self.steps,
-            "heldout": [self.accuracy_before, self.accuracy_after],
+            "verdicts": self.verdicts, "heldout": [self.accuracy_before, self.accuracy_after],
         });
         Digest::of(text.to_string().as_bytes())
     }

@@ -14,7 +14,7 @@ use flywheel_types::{ChunkId, Digest, LabelKind, TemplateId};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -22,10 +22,9 @@ use std::sync::{Arc, Mutex};
 pub const SPAMMERS: usize = 20;
 const RANDOM_REJECTERS: usize = 40;
 
-/// Questions by template: one phrasing each.
+/// What customers ask about.
 pub struct Customers {
-    /// `questions[template][fact]`.
-    questions: Vec<Vec<Arc<Question>>>,
+    asked: Vec<Asked>,
     /// Facts drawn more often stand more often in this list.
     popular: Vec<usize>,
     /// Templates in use: the first `n` of [`prompt::ALL`].
@@ -34,24 +33,48 @@ pub struct Customers {
     per_tick: f64,
 }
 
+/// A fact as customers ask about it.
+struct Asked {
+    /// The same question in three phrasings.
+    phrasings: Vec<Arc<Question>>,
+    /// Policies and fees are asked on the help pages, which use two notes; the rest is about products.
+    help: bool,
+}
+
+impl Asked {
+    fn new(f: &Fact) -> Result<Self> {
+        let chunk = ChunkId::new(f.chunk_id.as_str())?;
+        let phrasing = |(i, text): (usize, &String)| {
+            Arc::new(Question {
+                id: format!("{}#{i}", f.chunk_id),
+                text: text.as_str().into(),
+                lang: f.lang.clone(),
+                expected: f.value.clone(),
+                chunk: Some(chunk.clone()),
+            })
+        };
+        Ok(Self { phrasings: f.questions.iter().enumerate().map(phrasing).collect(), help: f.collection == "policy" })
+    }
+
+    /// Template and phrasing of one question. The search box of the new template gets every phrasing.
+    fn ask(&self, templates: usize, rng: &mut ChaCha8Rng) -> (prompt::Template, &Arc<Question>) {
+        let (roll, any) = (rng.random::<f64>(), rng.random_range(0..self.phrasings.len()));
+        if self.help {
+            (if roll < 0.85 { prompt::PAIR } else { prompt::SHORT }, &self.phrasings[0])
+        } else if templates > 2 && self.phrasings[0].lang == "en" && roll < 0.5 {
+            (prompt::NOTES, &self.phrasings[any])
+        } else {
+            (prompt::SHORT, &self.phrasings[0])
+        }
+    }
+}
+
 impl Customers {
     pub fn new(facts: &[Fact], templates: Arc<AtomicUsize>, per_tick: f64) -> Result<Self> {
-        let mut questions = Vec::new();
-        for t in 0..prompt::ALL.len() {
-            let of = |f: &Fact| -> Result<Arc<Question>> {
-                Ok(Arc::new(Question {
-                    id: format!("{}#{t}", f.chunk_id),
-                    text: f.questions[t].as_str().into(),
-                    lang: f.lang.clone(),
-                    expected: f.value.clone(),
-                    chunk: Some(ChunkId::new(f.chunk_id.as_str())?),
-                }))
-            };
-            questions.push(facts.iter().map(of).collect::<Result<_>>()?);
-        }
         let popular =
             (0..facts.len()).flat_map(|i| std::iter::repeat_n(i, if facts[i].role.is_some() { 3 } else { 1 }));
-        Ok(Self { questions, popular: popular.collect(), templates, per_tick })
+        let asked = facts.iter().map(Asked::new).collect::<Result<_>>()?;
+        Ok(Self { asked, popular: popular.collect(), templates, per_tick })
     }
 }
 
@@ -59,22 +82,15 @@ impl Workload for Customers {
     fn asks(&self, _index: usize, locale: &str, _tick: u64, rng: &mut ChaCha8Rng) -> Vec<Ask> {
         let whole = self.per_tick.floor() as usize;
         let n = whole + usize::from(rng.random_bool(self.per_tick.fract()));
-        let templates = self.templates.load(Ordering::Relaxed).clamp(1, prompt::ALL.len());
+        let templates = self.templates.load(Ordering::Relaxed);
         (0..n)
             .filter_map(|_| {
-                // most answers use two notes; the third template takes half of the traffic once it is launched
-                let early = usize::from(rng.random_bool(0.85));
-                let t = if templates > 2 && rng.random_bool(0.5) { 2 } else { early };
-                let fact = self.popular[rng.random_range(0..self.popular.len())];
-                if !locale.starts_with(self.questions[t][fact].lang.as_str()) && self.questions[t][fact].lang != "en" {
+                let asked = &self.asked[self.popular[rng.random_range(0..self.popular.len())]];
+                let (template, question) = asked.ask(templates, rng);
+                if !locale.starts_with(question.lang.as_str()) && question.lang != "en" {
                     return None; // people ask in their own language; everybody's phone also gets English questions
                 }
-                let template = prompt::ALL[t];
-                Some(Ask {
-                    template: TemplateId::new(template.id).ok()?,
-                    question: self.questions[t][fact].clone(),
-                    k: template.k,
-                })
+                Some(Ask { template: TemplateId::new(template.id).ok()?, question: question.clone(), k: template.k })
             })
             .collect()
     }
@@ -96,8 +112,11 @@ impl Behaviour for Customer {
     }
 }
 
+/// Phone index to its user.
+pub type Users = Box<dyn Fn(usize) -> Arc<dyn Behaviour>>;
+
 /// Who sits behind phone `i`.
-pub fn behaviour(facts: &[Fact]) -> Result<Box<dyn Fn(usize) -> Arc<dyn Behaviour>>> {
+pub fn behaviour(facts: &[Fact]) -> Result<Users> {
     let ids = |role: &str| -> Result<Vec<ChunkId>> {
         facts.iter().filter(|f| f.is(role)).map(|f| Ok(ChunkId::new(f.chunk_id.as_str())?)).collect()
     };
@@ -126,7 +145,7 @@ pub struct Dense {
 
 impl Dense {
     pub fn new(encoder: &Encoder, customers: &Customers) -> Self {
-        let all: Vec<&Arc<Question>> = customers.questions.iter().flatten().collect();
+        let all: Vec<&Arc<Question>> = customers.asked.iter().flat_map(|a| &a.phrasings).collect();
         let texts: Vec<&str> = all.iter().map(|q| &*q.text).collect();
         let vectors = encoder.embed(&texts);
         Self { vectors: all.iter().map(|q| q.id.clone()).zip(vectors).collect() }
@@ -157,11 +176,12 @@ struct Memo {
 }
 
 fn user_text(ask: &BrainAsk) -> String {
-    prompt::user_text(ask.chunks.iter().map(|c| c.text.as_str()), &ask.question)
+    let template = prompt::Template::named(ask.template.as_str());
+    template.user_text(ask.chunks.iter().map(|c| c.text.as_str()), &ask.question)
 }
 
 impl Memo {
-    fn fill(&mut self, bundle: Digest, file: &PathBuf, mut users: Vec<String>) -> Result<()> {
+    fn fill(&mut self, bundle: Digest, file: &Path, mut users: Vec<String>) -> Result<()> {
         users.sort_unstable();
         users.dedup();
         users.retain(|u| !self.answers.contains_key(&(bundle, u.clone())));
