@@ -7,14 +7,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A running server with one app; stopped when dropped.
+/// Largest upload that the test server takes, bytes: small, so that a test can exceed it.
+pub const MAX_UPLOAD: usize = 64 << 10;
+
+/// A running server with one app, `shop`; stopped when dropped.
 pub struct Server {
     child: Child,
+    arguments: Vec<String>,
     dir: tempfile::TempDir,
     port: u16,
 }
 
 /// The binary beside the test programs. `cargo xtask test` builds it first.
+///
+/// # Errors
+/// When it is not there.
 pub fn binary() -> Result<PathBuf> {
     let here = std::env::current_exe()?;
     let found = here.ancestors().map(|d| d.join("flywheel")).find(|p| p.is_file());
@@ -23,35 +30,38 @@ pub fn binary() -> Result<PathBuf> {
 
 impl Server {
     /// Starts `arguments` (without the program), with `{config}` replaced by the path of a fresh configuration.
+    ///
+    /// # Errors
+    /// When a set-up command fails or the server does not listen; with what it wrote to its log.
     pub fn start(arguments: &[&str]) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let config = format!(
-            "data_dir = {:?}\nlisten = \"127.0.0.1:{port}\"\n[clock]\nkind = \"virtual\"\nstart = \"2026-03-02T00:00:00Z\"\n",
+            "data_dir = {:?}\nlisten = \"127.0.0.1:{port}\"\n[ingest]\nmax_body_bytes = {MAX_UPLOAD}\n\
+             [clock]\nkind = \"virtual\"\nstart = \"2026-03-02T00:00:00Z\"\n",
             dir.path().join("data")
         );
-        fs::write(dir.path().join("flywheel.toml"), config)?;
+        let path = dir.path().join("flywheel.toml");
+        fs::write(&path, config)?;
         run(dir.path(), &["migrate"])?;
         run(dir.path(), &["app", "create", "shop"])?;
         let offline = dir.path().join("offline");
         run(dir.path(), &["keys", "init", "--app", "shop", "--offline-dir", &offline.to_string_lossy()])?;
-        let path = dir.path().join("flywheel.toml");
-        let arguments = arguments.iter().map(|a| a.replace("{config}", &path.to_string_lossy()));
-        let child = Command::new(binary()?)
-            .args(arguments)
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(dir.path().join("log"))?)
-            .spawn()?;
-        let server = Self { child, dir, port };
+        let arguments: Vec<String> = arguments.iter().map(|a| a.replace("{config}", &path.to_string_lossy())).collect();
+        let child = spawn(dir.path(), &arguments)?;
+        let mut server = Self { child, arguments, dir, port };
         server.wait()?;
         Ok(server)
     }
 
-    fn wait(&self) -> Result<()> {
+    /// Until the port answers: the log is replayed by then.
+    fn wait(&mut self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            if Instant::now() > deadline {
-                bail!("the server did not start:\n{}", fs::read_to_string(self.dir.path().join("log"))?);
+            let ended = self.child.try_wait()?;
+            if ended.is_some() || Instant::now() > deadline {
+                let log = fs::read_to_string(self.dir.path().join("log"))?;
+                bail!("the server does not listen ({ended:?}):\n{log}");
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -64,20 +74,30 @@ impl Server {
     }
 
     /// A token of a role for the app `shop`.
+    ///
+    /// # Errors
+    /// When the command fails.
     pub fn token(&self, role: &str) -> Result<String> {
         run(self.dir.path(), &["token", "create", "--app", "shop", "--role", role, "--name", role])
     }
 
     /// An ingest key of the app `shop`.
+    ///
+    /// # Errors
+    /// When the command fails.
     pub fn ingest_key(&self) -> Result<String> {
         run(self.dir.path(), &["ingest-key", "create", "--app", "shop"])
     }
 
-    /// Kills the process as the kernel would.
-    pub fn kill(&mut self) -> Result<()> {
+    /// Kills the process as the kernel would (`SIGKILL`) and starts it again on the same data.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub fn kill_and_restart(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
-        Ok(())
+        self.child = spawn(self.dir.path(), &self.arguments)?;
+        self.wait()
     }
 }
 
@@ -86,6 +106,11 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn spawn(dir: &Path, arguments: &[String]) -> Result<Child> {
+    let log = fs::File::create(dir.join("log"))?;
+    Ok(Command::new(binary()?).args(arguments).stdout(Stdio::null()).stderr(log).spawn()?)
 }
 
 /// Runs one command of the binary with the folder's configuration; answers its output.
@@ -97,8 +122,32 @@ fn run(dir: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(out.stdout)?.trim().to_owned())
 }
 
+/// The arguments of `ExecStart` in the shipped unit, with `{config}` where its configuration stands.
+///
+/// # Errors
+/// When the unit does not start `flywheel`.
+pub fn unit_arguments() -> Result<Vec<&'static str>> {
+    let unit = include_str!("../../deploy/flywheel.service");
+    let line = unit.lines().find_map(|l| l.strip_prefix("ExecStart=")).context("the unit has no ExecStart")?;
+    let mut words = line.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    if !program.ends_with("/flywheel") {
+        bail!("the unit starts `{program}`");
+    }
+    Ok(words.map(|w| if w.ends_with(".toml") { "{config}" } else { w }).collect())
+}
+
 /// A client for the server; TLS is not used on loopback, but the library wants a provider.
+///
+/// # Errors
+/// When the library cannot make one.
 pub fn client() -> Result<reqwest::Client> {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Ok(reqwest::Client::builder().timeout(Duration::from_secs(30)).build()?)
+    Ok(reqwest::Client::builder()
+        .timeout(Duration::from_secs(30))
+        // a kept connection dies with the server that a test kills
+        .pool_max_idle_per_host(0)
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .build()?)
 }

@@ -1,18 +1,73 @@
 //! `cargo xtask bench NAME [--json FILE]`: runs a benchmark program of the crate it measures.
 
-use crate::process;
-use anyhow::{Result, bail};
-use std::path::Path;
+mod jobs;
 
-pub fn run(name: &str, json: Option<&Path>) -> Result<()> {
-    let (package, example) = match name {
-        "jobs" => ("flywheel-jobs", "bench_jobs"),
-        other => bail!("no benchmark named `{other}`; there is: jobs"),
+use crate::process;
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A benchmark: an example program that takes `--json FILE`.
+struct Bench {
+    name: &'static str,
+    package: &'static str,
+    example: &'static str,
+    /// Prepares what the program needs and runs it as often as it takes; `None`: once, without further options.
+    drive: Option<fn(&Bench, bool) -> Result<Value>>,
+}
+
+/// All of them. A new one is a line here and an example in the crate that it measures.
+const BENCHES: &[Bench] =
+    &[Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) }];
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Which one.
+    name: String,
+    /// Write the figures as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Run the peer package (`tests/peers`) beside it, where there is one.
+    #[arg(long)]
+    peer: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let Some(bench) = BENCHES.iter().find(|b| b.name == args.name) else {
+        let names: Vec<&str> = BENCHES.iter().map(|b| b.name).collect();
+        bail!("no benchmark named `{}`; there is: {}", args.name, names.join(", "));
     };
-    let mut command = process::cargo();
-    command.args(["run", "--quiet", "--package", package, "--example", example, "--"]);
-    if let Some(path) = json {
-        command.arg("--json").arg(std::path::absolute(path)?);
+    let json = args.json.as_deref().map(std::path::absolute).transpose()?;
+    let Some(drive) = bench.drive else {
+        if args.peer {
+            bail!("`{}` has no peer to compare with", bench.name);
+        }
+        let mut command = bench.program();
+        if let Some(path) = json {
+            command.arg("--json").arg(path);
+        }
+        return process::run(&format!("bench {}", bench.name), &mut command);
+    };
+    let report = drive(bench, args.peer)?;
+    match json {
+        Some(path) => write(&path, &report),
+        None => Ok(()),
     }
-    process::run(&format!("bench {name}"), &mut command)
+}
+
+impl Bench {
+    /// The program; options may follow.
+    fn program(&self) -> Command {
+        let mut command = process::cargo();
+        command.args(["run", "--quiet", "--package", self.package, "--example", self.example, "--"]);
+        command
+    }
+}
+
+fn write(path: &Path, report: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(report)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }

@@ -2,7 +2,8 @@
 //! fleet against them, and checks what it says.
 
 use crate::process::{self, Guard, bin_dir, run_quiet, spinner};
-use crate::{memory, model};
+use crate::smtp::Smtp;
+use crate::{browser, memory, model};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::fs;
@@ -12,9 +13,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const APP: &str = "support";
-/// The last part that the demo plays by default: the one whose figures have been seen to hold. The later parts are
-/// played with `--until`.
-const UNTIL: &str = "chunk";
+/// The last part of the story.
+const LAST_PART: &str = "damage";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -28,17 +28,20 @@ pub struct Args {
     #[arg(long)]
     summary: Option<PathBuf>,
     /// Stop after this part: `boot`, `chunk`, `improve` or `damage`.
-    #[arg(long, default_value = UNTIL)]
+    #[arg(long, default_value = LAST_PART)]
     until: String,
     /// Leave the servers running at the end and print the dashboard's address.
     #[arg(long)]
     keep: bool,
+    /// Look at the dashboard in a real Chromium at the end; skipped with a line where there is none.
+    #[arg(long)]
+    browser: bool,
 }
 
 impl Args {
-    /// The shipped fleet and seed, up to a part.
-    pub fn up_to(part: &str) -> Self {
-        Self { seed: 7, phones: 2600, summary: None, until: part.into(), keep: false }
+    /// The whole story with the shipped fleet and seed, and a look at the dashboard.
+    pub fn whole() -> Self {
+        Self { seed: 7, phones: 2600, summary: None, until: LAST_PART.into(), keep: false, browser: true }
     }
 }
 
@@ -48,7 +51,8 @@ pub fn run(args: &Args) -> Result<()> {
     let started = Instant::now();
     let peak = memory::PeakPss::start();
     let place = Place::new(&models)?;
-    place.prepare()?;
+    let smtp = Smtp::start(&models, &place.dir.join("mail"))?;
+    place.prepare(smtp.port)?;
     let (serve, signer) = place.start()?;
     let scenario = place.scenario(args)?;
     let mut summary = read_summary(&place.dir.join("summary.json"));
@@ -60,18 +64,20 @@ pub fn run(args: &Args) -> Result<()> {
         fs::write(path, serde_json::to_vec_pretty(&summary)?)?;
     }
     print_end(&summary, &place, args.keep);
+    let looked = if args.browser && scenario { place.look() } else { Ok(()) };
     if args.keep {
         serve.keep();
         signer.keep();
+        smtp.keep();
     } else {
-        drop((serve, signer));
+        drop((serve, signer, smtp));
         let _ = fs::remove_dir_all(&place.dir);
         let _ = fs::remove_dir_all(&place.phones);
     }
     if !scenario || summary["ok"] != json!(true) {
         bail!("the demo did not hold what it promises: see above");
     }
-    Ok(())
+    looked
 }
 
 #[expect(clippy::print_stdout, reason = "the demo's last lines")]
@@ -128,11 +134,12 @@ impl Place {
         Ok(String::from_utf8(out)?.trim().to_owned())
     }
 
-    fn prepare(&self) -> Result<()> {
+    fn prepare(&self, smtp: u16) -> Result<()> {
         let config = format!(
             "data_dir = {data:?}\nlisten = \"127.0.0.1:{port}\"\n\
              [clock]\nkind = \"virtual\"\nstart = \"2026-03-02T00:00:00Z\"\n\
-             [models]\nencoder_dir = {encoder:?}\n",
+             [models]\nencoder_dir = {encoder:?}\n\
+             [mail]\nsmtp_url = \"smtp://127.0.0.1:{smtp}\"\nfrom = \"flywheel@example.com\"\nto = [\"ml-ops@example.com\"]\n",
             data = self.dir.join("server"),
             port = self.port,
             encoder = self.models.join("all-minilm-l6-v2"),
@@ -166,6 +173,21 @@ impl Place {
         let token = self.operator("token", &["token", "create", "--app", APP, "--role", role, "--name", name])?;
         fs::write(self.dir.join(format!("token-{name}")), token)?;
         Ok(())
+    }
+
+    /// The dashboard in a browser, while the servers still run. The name of the token, which the audit log shows, is
+    /// Chinese: the pages must show every script.
+    fn look(&self) -> Result<()> {
+        const NAME: &str = "审核员 林";
+        let args = ["token", "create", "--app", APP, "--role", "operator", "--name", NAME];
+        let token_file = self.dir.join("token-browser");
+        fs::write(&token_file, self.operator("token", &args)?)?;
+        browser::run(&browser::Args {
+            server: format!("http://127.0.0.1:{}", self.port),
+            token_file,
+            token_name: Some(NAME.into()),
+            screenshots: None,
+        })
     }
 
     fn start(&self) -> Result<(Guard, Guard)> {

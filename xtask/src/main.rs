@@ -1,19 +1,21 @@
-//! Developer commands: `cargo xtask demo | test | check | bench | model`. Everything a newcomer needs is here,
-//! so that the README can promise two commands.
+//! Developer commands: `cargo xtask demo | test | check | bench | browser | fuzz | model`. Everything a newcomer needs
+//! is here, so that the README can promise two commands.
 #![expect(clippy::print_stdout, reason = "a command-line program talks to its user")]
 
 mod bench;
+mod browser;
 mod check;
 mod demo;
+mod fuzz;
 mod memory;
 mod model;
 mod postgres;
 mod process;
+mod smtp;
 mod test;
 mod tidy;
 
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
 
 #[derive(Parser)]
 #[command(about = "Flywheel developer commands")]
@@ -35,13 +37,11 @@ enum Command {
     /// fmt, clippy, tidy and cargo-deny.
     Check,
     /// Run one benchmark by name; results go to docs/benchmarks.md by hand.
-    Bench {
-        /// `jobs`.
-        name: String,
-        /// Write the figures as JSON.
-        #[arg(long)]
-        json: Option<PathBuf>,
-    },
+    Bench(bench::Args),
+    /// Look at the dashboard of a running server with a real browser.
+    Browser(browser::Args),
+    /// Fuzz the decoders of bytes from outside (docs/fuzzing.md).
+    Fuzz(fuzz::Args),
     /// Fetch and verify the demo's models into the cache folder.
     Model,
 }
@@ -51,7 +51,9 @@ fn main() -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Test { no_demo } => test::run(no_demo),
         Command::Check => check::run(),
-        Command::Bench { name, json } => bench::run(&name, json.as_deref()),
+        Command::Bench(args) => bench::run(&args),
+        Command::Browser(args) => browser::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Model => {
             let models = model::ensure()?;
             println!("models are in {}", models.display());
