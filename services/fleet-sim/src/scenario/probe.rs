@@ -41,25 +41,26 @@ pub struct Args {
     /// Train on the whole sentence of the fact, not the value.
     #[arg(long)]
     sentence: bool,
-    /// Put the best note last.
-    #[arg(long)]
-    best_last: bool,
+    /// Order of the notes.
+    #[arg(long, value_enum, default_value_t = prompt::Order::BestFirst)]
+    order: prompt::Order,
     /// Wording of the prompt; the app's own when left out.
     #[arg(long)]
     wording: Option<usize>,
 }
 
 fn user_text(args: &Args, notes: &[&Fact], q: &str) -> String {
-    let list: Vec<&str> = notes.iter().map(|n| n.text.as_str()).collect();
+    let mut list: Vec<&str> = notes.iter().map(|n| n.text.as_str()).collect();
+    args.order.apply(&mut list, q);
+    let Some(wording) = args.wording else { return prompt::user_text(list, q) };
     let list = list.join("\n");
-    match args.wording {
-        None => prompt::user_text(notes.iter().map(|n| n.text.as_str()), q),
-        Some(0) => format!("{list}\n\nQuestion: {q}\nAnswer with the value only."),
-        Some(1) => format!("{list}\n\nQuestion: {q}"),
-        Some(2) => format!("Notes:\n{list}\n\nQuestion: {q}\nShort answer:"),
-        Some(3) => format!("{list}\n\n{q} Answer in a few words."),
-        Some(4) => format!("Answer the question from the notes in one short sentence.\n\n{list}\n\nQuestion: {q}"),
-        Some(_) => format!("{list}\n\n{q}"),
+    match wording {
+        0 => format!("{list}\n\nQuestion: {q}\nAnswer with the value only."),
+        1 => format!("{list}\n\nQuestion: {q}"),
+        2 => format!("Notes:\n{list}\n\nQuestion: {q}\nShort answer:"),
+        3 => format!("{list}\n\n{q} Answer in a few words."),
+        4 => format!("Answer the question from the notes in one short sentence.\n\n{list}\n\nQuestion: {q}"),
+        _ => format!("{list}\n\n{q}"),
     }
 }
 
@@ -103,11 +104,7 @@ fn cases<'a>(ranker: &Ranker<'a>, args: &Args, collection: Option<&str>, k: usiz
             }
             let notes = ranker.top(q, k);
             let retrieved = notes.iter().any(|n| n.chunk_id == fact.chunk_id);
-            let user = if args.best_last {
-                user_text(args, &notes.iter().rev().copied().collect::<Vec<_>>(), q)
-            } else {
-                user_text(args, &notes, q)
-            };
+            let user = user_text(args, &notes, q);
             out.push(Case { fact, user, retrieved });
         }
     }

@@ -2,6 +2,7 @@
 //! build them with the same function, so that what is trained and measured is what the fleet sees.
 
 use flywheel_inference::tokenizer::Message;
+use flywheel_types::Digest;
 
 /// One prompt template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,16 +10,40 @@ pub struct Template {
     pub id: &'static str,
     /// Chunks in the prompt.
     pub k: usize,
-    /// Whether the best note stands nearest to the question; a small model reads that one best.
-    pub best_last: bool,
+    pub order: Order,
+}
+
+/// In which order notes stand in the prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Order {
+    /// As they were ranked.
+    BestFirst,
+    /// The best note nearest to the question; a small model reads that one best.
+    BestLast,
+    /// Turned by a hash of the question: neither a model nor its training can rely on the place of the best note.
+    Mixed,
+}
+
+impl Order {
+    pub fn apply(self, notes: &mut [&str], question: &str) {
+        match self {
+            Self::BestFirst => {}
+            Self::BestLast => notes.reverse(),
+            Self::Mixed if notes.is_empty() => {}
+            Self::Mixed => {
+                let turn = usize::from(Digest::of(question.as_bytes()).0[0]) % notes.len();
+                notes.rotate_left(turn);
+            }
+        }
+    }
 }
 
 /// One note: questions about products, the first template of the app.
-pub const SHORT: Template = Template { id: "answer-short", k: 1, best_last: false };
+pub const SHORT: Template = Template { id: "answer-short", k: 1, order: Order::BestFirst };
 /// Two notes: questions about policies and fees.
-pub const PAIR: Template = Template { id: "answer-pair", k: 2, best_last: true };
+pub const PAIR: Template = Template { id: "answer-pair", k: 2, order: Order::BestLast };
 /// Three notes, launched later for products.
-pub const NOTES: Template = Template { id: "answer-notes", k: 3, best_last: false };
+pub const NOTES: Template = Template { id: "answer-notes", k: 3, order: Order::Mixed };
 pub const ALL: [Template; 3] = [SHORT, PAIR, NOTES];
 
 impl Template {
@@ -30,9 +55,7 @@ impl Template {
     /// The user's message; `notes` in rank order.
     pub fn user_text<'a>(&self, notes: impl IntoIterator<Item = &'a str>, question: &str) -> String {
         let mut list: Vec<&str> = notes.into_iter().collect();
-        if self.best_last {
-            list.reverse();
-        }
+        self.order.apply(&mut list, question);
         user_text(list, question)
     }
 }

@@ -1,6 +1,9 @@
 //! Writes the seed corpus: for every target a few inputs that reach deep, made by the crates' own encoders where they
 //! have one. `cargo run --bin seeds -- FOLDER`; the committed folder is `corpus`.
 
+#[cfg(feature = "libfuzzer")]
+use libfuzzer_sys as _;
+
 use flywheel_bundle::tuf::Role;
 use flywheel_fuzz::bundle::repository::{GENUINE, app};
 use flywheel_fuzz::join_pieces;

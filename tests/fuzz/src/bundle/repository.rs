@@ -5,7 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use flywheel_bundle::manifest::{BaseModelV1, HealthV1, LineageV1, ProbeCheck, ProbeV1};
 use flywheel_bundle::publish::{
     CatalogEdit, Changes, Expiries, Keyring, MemoryRepository, OnlineSigners, Profile, RepositoryState, RoleKeySet,
-    SecretKey, add_signatures, assemble, catalog_next, init_repository,
+    RoleSigner as _, SecretKey, add_signatures, assemble, catalog_next, init_repository,
 };
 use flywheel_bundle::tuf::Role;
 use flywheel_bundle::{ArtefactV1, BuildV1, ManifestV1};
@@ -71,7 +71,7 @@ impl Genuine {
 fn make() -> Genuine {
     let seeds = Role::ALL.iter().zip(1u8..);
     let keys: BTreeMap<Role, SecretKey> = seeds.map(|(r, n)| (*r, SecretKey::from_seed(*r, &[n; 32]))).collect();
-    let one = |role| RoleKeySet::single(keys[&role].public().clone());
+    let one = |role: Role| RoleKeySet::single(keys[&role].public().clone());
     let ring = Keyring {
         root: one(Role::Root),
         targets: one(Role::Targets),
