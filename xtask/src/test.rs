@@ -18,7 +18,7 @@ pub fn run(no_demo: bool) -> Result<()> {
     }
     process::run("the tests", &mut tests)?;
     drop(cluster);
-    if no_demo { Ok(()) } else { demo::run(&demo::Args::whole()) }
+    if no_demo { Ok(()) } else { demo::run(&demo::Args::shipped()) }
 }
 
 #[expect(clippy::print_stderr, reason = "a skipped suite must be seen")]

@@ -88,7 +88,7 @@ pub fn byte_tokens() -> Vec<String> {
 #[must_use]
 pub fn bpe(pre: &str) -> Metadata {
     let mut tokens = byte_tokens();
-    let merges = ["t h", "th e", "Ġ t", "Ġt he", "i n", "e r", "Ġ Ġ", "ä ½", "ä½ ł"];
+    let merges = ["t h", "th e", "h e", "Ġ t", "Ġt he", "i n", "e r", "Ġ Ġ", "ä ½", "ä½ ł"];
     tokens.extend(merges.iter().map(|m| m.replace(' ', "")));
     let mut kinds = vec![1; tokens.len()];
     tokens.extend(CONTROL.map(str::to_owned));

@@ -4,9 +4,10 @@ use crate::dedup::BatchKey;
 use crate::error::TelemetryError;
 use crate::rows::{Table, TableRows};
 use arrow::array::RecordBatch;
+use arrow::buffer::Buffer;
 use arrow::compute::concat_batches;
 use arrow::error::ArrowError;
-use arrow::ipc::reader::StreamReader;
+use arrow::ipc::reader::StreamDecoder;
 use arrow::ipc::writer::StreamWriter;
 
 pub(crate) const SEGMENT_MAGIC: &[u8; 8] = b"FLYWAL01";
@@ -85,16 +86,30 @@ pub(crate) fn decode_payload(seq: u64, payload: &[u8]) -> Result<Group, String> 
                 group.keys.push(BatchKey::decode(entry).ok_or("batch identity is damaged")?);
             }
         } else if let Some(table) = Table::INGESTED.into_iter().find(|t| tag(*t) == *tag_byte) {
-            group.rows.set(table, read_ipc(body).map_err(|e| e.to_string())?);
+            group.rows.set(table, read_ipc(body)?);
         }
     }
     Ok(group)
 }
 
-fn read_ipc(body: &[u8]) -> Result<RecordBatch, ArrowError> {
-    let reader = StreamReader::try_new(body, None)?;
-    let schema = reader.schema();
-    let batches = reader.collect::<Result<Vec<_>, _>>()?;
+/// Rows of one section. Arrow answers some damage with a panic. The checksums have passed by then, so it is the record of a
+/// broken or foreign writer: it must be reported like any other, and not end every start of the server.
+fn read_ipc(body: &[u8]) -> Result<RecordBatch, String> {
+    match std::panic::catch_unwind(|| decode_ipc(body)) {
+        Ok(decoded) => decoded.map_err(|e| e.to_string()),
+        Err(_) => Err("Arrow cannot decode the rows".to_owned()),
+    }
+}
+
+/// The push decoder, because the pulling one allocates the lengths that the stream claims before it has the bytes.
+fn decode_ipc(body: &[u8]) -> Result<RecordBatch, ArrowError> {
+    let mut decoder = StreamDecoder::new();
+    let (mut rest, mut batches) = (Buffer::from(body), Vec::new());
+    while !rest.is_empty() {
+        batches.extend(decoder.decode(&mut rest)?);
+    }
+    decoder.finish()?;
+    let schema = decoder.schema().ok_or_else(|| ArrowError::IpcError("the stream has no schema".to_owned()))?;
     concat_batches(&schema, &batches)
 }
 
@@ -161,6 +176,22 @@ mod tests {
         assert_eq!(got.rows.get(Table::Interactions), rows.get(Table::Interactions));
         assert_eq!(got.keys, [key]);
         assert!(got.rows.get(Table::Feedback).is_none());
+    }
+
+    #[test]
+    fn rows_of_a_foreign_writer_are_an_error_and_never_a_panic() {
+        let mut rows = TableRows::default();
+        rows.set(Table::Interactions, InteractionRow::encode(&[InteractionRow::default()]).unwrap());
+        let payload = encode_payload(&rows, &[]).unwrap();
+        let refused = (5..payload.len()).step_by(3).filter(|at| {
+            let mut bad = payload.clone();
+            bad[*at] ^= 0x81;
+            decode_payload(1, &bad).is_err()
+        });
+        assert!(refused.count() > 100, "most of a stream is structure");
+        // a body of four gigabytes is claimed, and eight bytes of metadata are there
+        let section = [&[PAYLOAD_VERSION, 1, 16, 0, 0, 0][..], &[0xff; 4], &[0xf0, 0xff, 0xff, 0x7f], &[0; 8]].concat();
+        assert!(decode_payload(1, &section).is_err());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! through and taken back by itself.
 
 use super::forgery;
+use super::kb::Fact;
 use super::stage::{Stage, TICK_HOURS, spinner};
 use super::world::SPAMMERS;
 use super::{Summary, mail, say, story};
@@ -24,11 +25,13 @@ pub async fn evaluation_sets(stage: &Stage) -> Result<()> {
     let mut hard = Vec::new();
     let mut easy = Vec::new();
     for (i, f) in held.iter().enumerate() {
-        // two other facts about the same product stand beside the right one, which is not always first
+        // another fact about the same product and the same fact about another one, as retrieval finds them, stand beside
+        // the right one, which is not always first
+        let what = |f: &Fact| f.chunk_id.rsplit('/').next().map(str::to_owned);
         let same: Vec<_> = held.iter().filter(|o| o.topic == f.topic && o.chunk_id != f.chunk_id).collect();
-        for (v, question) in f.questions.iter().take(2).enumerate() {
-            let mut notes =
-                vec![same[(i + v) % same.len()].text.as_str(), same[(i + v + 3) % same.len()].text.as_str()];
+        let like: Vec<_> = held.iter().filter(|o| o.topic != f.topic && what(o) == what(f)).collect();
+        for (v, question) in f.questions.iter().enumerate() {
+            let mut notes = vec![same[(i + v) % same.len()].text.as_str(), like[(i + v) % like.len()].text.as_str()];
             notes.insert((i + v) % 3, &f.text);
             let item = |prompt: String, k: usize| json!({ "id": format!("{}#{v}k{k}", f.chunk_id), "prompt": prompt, "expect": f.value, "cluster": f.chunk_id });
             hard.push(item(super::prompt::user_text(notes, question), 3));

@@ -12,6 +12,7 @@ pub async fn set_up(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         // two people do all corrections of this story, and values are corrected to the bare value
         "dataset_policy": { "max_person_share": 1.0, "max_edit_ratio": 1.0 },
         "dataset_trigger": { "min_corrections": super::repair::CORRECTIONS },
+        "lora": { "steps": 40 },
     });
     say(&format!("settings that differ from the shipped ones: {policies}"));
     stage.configure(policies).await?;

@@ -481,8 +481,9 @@ fn dataset(out: &Corpus) {
     };
     let lines = [
         correction("i-1", "p-1", "The warranty is 24 months."),
-        correction("i-1", "p-2", "The warranty is 24 months, 保修期."),
+        correction("i-1", "p-2", "The  warranty is 24 months."),
         correction("i-2", "p-1", ""),
+        correction("i-3", "p-3", "The 保修期 is two years, is the warranty."),
     ];
     out.add("corrections", lines.join("\n"));
     let parsed: Vec<_> = lines.iter().map(|l| serde_json::from_str(l).expect("a correction")).collect();
