@@ -3,7 +3,6 @@
 //! one step before anything else happens.
 
 use crate::config::FailurePolicy;
-use crate::queue::MAX_NUMBER;
 use chrono::{DateTime, Duration, Utc};
 use flywheel_bundle::manifest::HealthV1;
 use flywheel_bundle::verify::{EpochCheck, RunPath, check_epoch_floor};
@@ -135,13 +134,6 @@ impl Default for State {
 }
 
 impl State {
-    /// Whether this device can have counted so far; anything else in the file is damage.
-    pub(crate) fn is_plausible(&self) -> bool {
-        let slots = self.active.iter().chain(&self.previous).map(|s| s.install_no);
-        let reports = self.reports.iter().map(|r| r.no);
-        slots.chain(reports).chain([self.next_install_no, self.next_report]).all(|n| n <= MAX_NUMBER)
-    }
-
     /// Puts a report into the outbox.
     pub(crate) fn report(
         &mut self,
@@ -164,7 +156,8 @@ impl State {
         let assignment = self.arm.clone();
         let event = DeviceEventV1 { at: now, event, bundle, assignment, load_ms, reason };
         self.reports.push(Report { no: self.next_report, event });
-        self.next_report += 1;
+        // the state comes from a file: nothing in it may overflow
+        self.next_report = self.next_report.saturating_add(1);
     }
 
     /// Takes in an assignment decision made by `rollout` (if any): remembers the arm, reports its first sight.
@@ -202,10 +195,10 @@ impl State {
             .verdicts
             .iter()
             .find(|v| v.bundle == bundle && v.rollout.as_ref() == Self::rollout(decision))
-            .filter(|v| now < v.at + seconds(policy.expire_s));
+            .filter(|v| now < later(v.at, policy.expire_s));
         if let Some(v) = verdict {
             let may_ever = decision.retry_failed && v.retries < policy.retry_budget;
-            let retry_at = v.at + seconds(policy.retry_after_s);
+            let retry_at = later(v.at, policy.retry_after_s);
             if !may_ever || now < retry_at {
                 return Step::Blocked { retry_at: may_ever.then_some(retry_at) };
             }
@@ -219,7 +212,7 @@ impl State {
     fn count_retry(&mut self, bundle: &Digest, decision: &Decision) {
         let rollout = Self::rollout(decision).cloned();
         for v in self.verdicts.iter_mut().filter(|v| v.bundle == *bundle && v.rollout == rollout) {
-            v.retries += 1;
+            v.retries = v.retries.saturating_add(1);
         }
     }
 
@@ -244,7 +237,7 @@ impl State {
         self.count_retry(&slot.bundle, decision);
         self.report(now, DeviceEventKind::Downloaded, Some(slot.bundle), None);
         self.report(now, DeviceEventKind::Installed, Some(slot.bundle), None);
-        self.next_install_no = self.next_install_no.max(slot.install_no + 1);
+        self.next_install_no = self.next_install_no.max(slot.install_no.saturating_add(1));
         if let Some(left) = self.active.take() {
             let previous_is_target = self.previous.as_ref().is_some_and(|p| Some(p.bundle) == keep);
             let good = left.baked || Some(left.bundle) == keep || left.confirmed_at.is_some() && !previous_is_target;
@@ -282,7 +275,7 @@ impl State {
         let Some(active) = &self.active else { return };
         let (bundle, limit) = (active.bundle, active.max_load_deaths);
         self.report(now, event, Some(bundle), Some(reason));
-        self.failures_in_a_row += 1;
+        self.failures_in_a_row = self.failures_in_a_row.saturating_add(1);
         if self.failures_in_a_row >= limit {
             self.fall_back(now);
         }
@@ -350,7 +343,7 @@ impl State {
             return false;
         };
         active.generations = active.generations.saturating_add(1);
-        let long_enough = now >= confirmed + seconds(active.confirm_after_s);
+        let long_enough = now >= later(confirmed, active.confirm_after_s);
         if active.generations < active.confirm_generations && !long_enough {
             return false;
         }
@@ -396,9 +389,10 @@ fn remember<T: PartialEq>(list: &mut Vec<T>, item: T) -> bool {
     true
 }
 
-fn seconds(s: u64) -> Duration {
-    // Ten thousand years are for ever.
-    Duration::seconds(i64::try_from(s).unwrap_or(i64::MAX).min(315_360_000_000))
+/// `s` seconds after `t`, or the end of time.
+fn later(t: DateTime<Utc>, s: u64) -> DateTime<Utc> {
+    let delta = i64::try_from(s).ok().and_then(Duration::try_seconds);
+    delta.and_then(|d| t.checked_add_signed(d)).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }
 
 #[cfg(test)]

@@ -3,8 +3,6 @@
 
 mod log;
 
-pub(crate) use log::MAX_NUMBER;
-
 use crate::config::{Durability, QueueLimits, UploadPolicy};
 use crate::error::SdkError;
 use crate::files;
@@ -26,7 +24,8 @@ const SEQ_JUMP: u64 = 1 << 20;
 /// The log is rewritten when it is longer than this and mostly dead.
 const COMPACT_BYTES: u64 = 16 << 10;
 
-/// Counters at the head of the log.
+/// Counters at the head of the log. They come from a file, so they are counted on without overflow: at the end of their
+/// range they stay (the server refuses such numbers), which no device reaches by itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Counters {
     next_seq: u64,
@@ -119,7 +118,7 @@ impl Queue {
         }
         queue.log_bytes = bytes.len() as u64;
         // A reservation that cannot be read is replaced by a jump no device makes by itself.
-        let reserved = stored_seq.map(|b| decode_seq(&b).unwrap_or(queue.counters.next_seq + SEQ_JUMP));
+        let reserved = stored_seq.map(|b| decode_seq(&b).unwrap_or(queue.counters.next_seq.saturating_add(SEQ_JUMP)));
         queue.reserved_seq = reserved.unwrap_or(queue.counters.next_seq);
         if !whole {
             queue.recover(good < bytes.len(), reserved)?;
@@ -141,22 +140,18 @@ impl Queue {
     fn apply(&mut self, record: Record) -> Result<(), SdkError> {
         match record {
             Record::Base(json) => {
-                let corrupt = |why: String| SdkError::Corrupt { path: self.path.clone(), why };
-                let stored: Counters = serde_json::from_slice(&json).map_err(|e| corrupt(e.to_string()))?;
-                if [stored.next_seq, stored.next_event, stored.last_report].iter().any(|n| *n > MAX_NUMBER) {
-                    return Err(corrupt("a counter is larger than any this device can have reached".to_owned()));
-                }
-                self.counters = stored;
+                self.counters = serde_json::from_slice(&json)
+                    .map_err(|e| SdkError::Corrupt { path: self.path.clone(), why: e.to_string() })?;
             }
             Record::Event { no, report, interaction, json } => {
                 let text = String::from_utf8_lossy(&json).into_owned();
-                self.counters.next_event = self.counters.next_event.max(no + 1);
+                self.counters.next_event = self.counters.next_event.max(no.saturating_add(1));
                 self.counters.last_report = self.counters.last_report.max(report);
                 self.push(Queued { no, interaction, json: text.into_boxed_str() });
             }
             Record::Batch { seq, events, body } => {
                 self.remove(&events);
-                self.counters.next_seq = self.counters.next_seq.max(seq + 1);
+                self.counters.next_seq = self.counters.next_seq.max(seq.saturating_add(1));
                 self.counters.dropped.clear();
                 self.in_flight = Some(Batch { seq, events: parse_events(&body).len(), body: body.into() });
             }
@@ -208,7 +203,7 @@ impl Queue {
         let mut records = Vec::with_capacity(events.len());
         let mut no = self.counters.next_event;
         for (i, event) in events.iter().enumerate() {
-            let report = if first_report == 0 { 0 } else { first_report + i as u64 };
+            let report = if first_report == 0 { 0 } else { first_report.saturating_add(i as u64) };
             if report != 0 && report <= self.counters.last_report {
                 continue;
             }
@@ -216,7 +211,7 @@ impl Queue {
                 .map_err(|e| SdkError::Usage(format!("the event cannot be written as JSON: {e}")))?;
             let interaction = matches!(event, EventV1::Interaction(_));
             records.push(Record::Event { no, report, interaction, json });
-            no += 1;
+            no = no.saturating_add(1);
         }
         if records.is_empty() {
             return Ok(());
@@ -337,7 +332,7 @@ impl Queue {
         if seq < self.reserved_seq {
             return Ok(());
         }
-        let next = seq + SEQ_STEP;
+        let next = seq.saturating_add(SEQ_STEP);
         files::replace(&self.seq_path, &encode_seq(next), self.durability)?;
         self.reserved_seq = next;
         Ok(())
@@ -384,7 +379,7 @@ impl Queue {
         };
         let first_no = self.counters.next_event;
         let mut back = Vec::new();
-        self.counters.next_event = first_no + batch.events as u64;
+        self.counters.next_event = first_no.saturating_add(batch.events as u64);
         for (i, raw) in parse_events(&batch.body).into_iter().enumerate() {
             match serde_json::from_str::<EventV1>(raw.get()) {
                 Ok(EventV1::Device(d)) if d.event == DeviceEventKind::EventsDropped => {
@@ -392,7 +387,7 @@ impl Queue {
                     add_loss(&mut self.counters.dropped, reason, count);
                 }
                 parsed => back.push(Queued {
-                    no: first_no + i as u64,
+                    no: first_no.saturating_add(i as u64),
                     interaction: matches!(parsed, Ok(EventV1::Interaction(_))),
                     json: raw.get().into(),
                 }),
@@ -439,7 +434,7 @@ impl Queue {
     }
 }
 
-/// Counts a loss. The counts come back from files and reports, so they may be anything.
+/// Counts a loss.
 fn add_loss(dropped: &mut BTreeMap<String, u64>, reason: String, count: u64) {
     let sum = dropped.entry(reason).or_default();
     *sum = sum.saturating_add(count);
@@ -461,7 +456,7 @@ fn encode_seq(seq: u64) -> Vec<u8> {
 
 fn decode_seq(bytes: &[u8]) -> Option<u64> {
     let (seq, crc) = bytes.split_first_chunk::<8>()?;
-    (crc == crc32fast::hash(seq).to_le_bytes()).then(|| u64::from_le_bytes(*seq)).filter(|seq| *seq <= MAX_NUMBER)
+    (crc == crc32fast::hash(seq).to_le_bytes()).then(|| u64::from_le_bytes(*seq))
 }
 
 #[cfg(test)]

@@ -204,17 +204,29 @@ fn a_raised_security_floor_limits_the_fall_back() {
 }
 
 #[test]
-fn numbers_that_no_device_reaches_make_a_state_implausible() {
+fn a_stored_state_at_the_end_of_its_ranges_does_not_overflow() {
+    let policy =
+        FailurePolicy { retry_budget: u32::MAX, expire_s: u64::MAX, retry_after_s: u64::MAX, ..Default::default() };
+    let end = DateTime::<Utc>::MAX_UTC;
+    let decision = in_rollout("b", "r", true);
     let mut state = State::default();
     install(&mut state, &to("a"), "a", 1);
-    assert!(state.is_plausible());
-    let with = |change: fn(&mut State)| {
-        let mut changed = state.clone();
-        change(&mut changed);
-        changed
-    };
-    assert!(!with(|s| s.next_report = u64::MAX).is_plausible());
-    assert!(!with(|s| s.next_install_no = u64::MAX).is_plausible());
-    assert!(!with(|s| s.reports[0].no = u64::MAX).is_plausible());
-    assert!(!with(|s| s.active.as_mut().unwrap().install_no = u64::MAX).is_plausible());
+    state.next_report = u64::MAX;
+    state.failures_in_a_row = u32::MAX;
+    state.verdicts.push(FailureVerdict {
+        bundle: d("b"),
+        rollout: Some(RolloutId::new("r").unwrap()),
+        at: end,
+        retries: 0,
+    });
+    state.active.as_mut().unwrap().install_no = u64::MAX;
+    state.active.as_mut().unwrap().confirm_after_s = u64::MAX;
+    assert_eq!(state.step(&decision, at(2), &policy), Step::Blocked { retry_at: Some(end) });
+    state.verdicts[0].retries = u32::MAX;
+    state.load_succeeded(1.0, at(2));
+    state.active.as_mut().unwrap().confirmed_at = Some(end);
+    assert!(!state.generated(at(3)));
+    install(&mut state, &decision, "b", 4);
+    state.load_failed("x".into(), K::LoadFailed, at(5));
+    assert_eq!((state.next_report, state.verdicts[0].retries), (u64::MAX, u32::MAX));
 }
