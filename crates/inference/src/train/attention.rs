@@ -1,104 +1,147 @@
-//! Causal attention inside each packed sample, forward and backward, in f32.
+//! Causal attention inside each packed sample and over the beginning that all have in common, forward and backward, in
+//! f32.
 
 use crate::linalg::{Operand, SharedMut, dot, gemm, softmax_prefix};
 use crate::model::ModelConfig;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Views into one sample's rows of `[q | k | v]`.
+/// Rows of one text in a pass: the first `shared` rows, which it has in common with all texts, and its own.
+#[derive(Debug, Clone)]
+pub(super) struct Span {
+    pub shared: usize,
+    pub own: Range<usize>,
+}
+
+/// One key/value head of one text, over all rows of `[q | k | v]`.
 struct Head<'a> {
     c: &'a ModelConfig,
-    len: usize,
+    span: &'a Span,
     qkv: &'a [f32],
     kv_head: usize,
 }
 
 impl Head<'_> {
+    /// Own rows.
+    fn n(&self) -> usize {
+        self.span.own.len()
+    }
+    /// Rows that the last of them sees.
+    fn seen(&self) -> usize {
+        self.span.shared + self.n()
+    }
     fn q(&self, head: usize) -> &[f32] {
-        &self.qkv[head * self.c.head_dim..]
+        &self.qkv[self.span.own.start * self.c.qkv_width() + head * self.c.head_dim..]
     }
-    fn k(&self) -> &[f32] {
-        &self.qkv[self.c.q_width() + self.kv_head * self.c.head_dim..]
+    fn k_column(&self) -> usize {
+        self.c.q_width() + self.kv_head * self.c.head_dim
     }
-    fn v(&self) -> &[f32] {
-        &self.qkv[self.c.q_width() + self.c.kv_width() + self.kv_head * self.c.head_dim..]
+    fn v_column(&self) -> usize {
+        self.k_column() + self.c.kv_width()
+    }
+    /// The head's columns from `at` on of all rows that are seen, `seen × head_dim`.
+    fn gathered(&self, at: usize) -> Vec<f32> {
+        let rows = (0..self.span.shared).chain(self.span.own.clone());
+        let row = |r: usize| &self.qkv[r * self.c.qkv_width() + at..][..self.c.head_dim];
+        rows.flat_map(|r| row(r).iter().copied()).collect()
     }
     fn scale(&self) -> f32 {
         1.0 / (self.c.head_dim as f32).sqrt()
     }
 
-    /// Attention weights of one query head, `len × len`, zero above the diagonal.
-    fn weights(&self, head: usize) -> Vec<f32> {
-        let (n, d, stride) = (self.len, self.c.head_dim, self.c.qkv_width());
-        let mut p = vec![0.0; n * n];
-        gemm(n, n, d, self.q(head), stride, Operand::transposed(self.k(), stride), &mut p, n, false);
+    /// Attention weights of one query head over the gathered keys, `n × seen`, zero for what a row does not see.
+    fn weights(&self, head: usize, k: &[f32]) -> Vec<f32> {
+        let (n, t, d) = (self.n(), self.seen(), self.c.head_dim);
+        let mut p = vec![0.0; n * t];
+        gemm(n, t, d, self.q(head), self.c.qkv_width(), Operand::transposed(k, d), &mut p, t, false);
         let scale = self.scale();
-        for (i, row) in p.chunks_exact_mut(n).enumerate() {
-            row[..=i].iter_mut().for_each(|s| *s *= scale);
-            softmax_prefix(row, i + 1);
+        for (i, row) in p.chunks_exact_mut(t).enumerate() {
+            let seen = self.span.shared + i + 1;
+            row[..seen].iter_mut().for_each(|s| *s *= scale);
+            softmax_prefix(row, seen);
         }
         p
     }
+
+    /// Gradients of the head's queries, written to `dqkv`, and of the keys and values it sees, `seen × head_dim` each.
+    fn backward(&self, dout: &[f32], dqkv: SharedMut) -> [Vec<f32>; 2] {
+        let (c, n, t, d, stride) = (self.c, self.n(), self.seen(), self.c.head_dim, self.c.qkv_width());
+        let (k, v) = (self.gathered(self.k_column()), self.gathered(self.v_column()));
+        let (mut dk, mut dv, mut dq) = (vec![0.0; t * d], vec![0.0; t * d], vec![0.0; n * d]);
+        for head in self.kv_head * c.group()..(self.kv_head + 1) * c.group() {
+            let p = self.weights(head, &k);
+            let dy = &dout[self.span.own.start * c.q_width() + head * d..];
+            let mut ds = vec![0.0; n * t];
+            gemm(n, t, d, dy, c.q_width(), Operand::transposed(&v, d), &mut ds, t, false);
+            gemm(t, d, n, &transpose(&p, t), n, Operand::rows(dy, c.q_width()), &mut dv, d, true);
+            softmax_backward(&p, &mut ds, t, self.scale());
+            gemm(n, d, t, &ds, t, Operand::rows(&k, d), &mut dq, d, false);
+            gemm(t, d, n, &transpose(&ds, t), n, Operand::rows(self.q(head), stride), &mut dk, d, true);
+            scatter(&dq, d, dqkv, self.span.own.start, head * d, stride);
+        }
+        [dk, dv]
+    }
 }
 
-fn heads<'a>(c: &'a ModelConfig, spans: &[Range<usize>], qkv: &'a [f32]) -> Vec<(usize, Head<'a>)> {
-    let stride = c.qkv_width();
-    let all = |span: &Range<usize>| {
-        let (first, len) = (span.start, span.len());
-        let qkv = &qkv[first * stride..span.end * stride];
-        (0..c.kv_heads).map(move |kv_head| (first, Head { c, len, qkv, kv_head })).collect::<Vec<_>>()
-    };
+fn heads<'a>(c: &'a ModelConfig, spans: &'a [Span], qkv: &'a [f32]) -> Vec<Head<'a>> {
+    let all = |span: &'a Span| (0..c.kv_heads).map(move |kv_head| Head { c, span, qkv, kv_head });
     spans.iter().flat_map(all).collect()
 }
 
 /// `out` gets the heads' outputs side by side, `q_width` values per row.
-pub(super) fn forward(c: &ModelConfig, spans: &[Range<usize>], qkv: &[f32], out: &mut [f32]) {
+pub(super) fn forward(c: &ModelConfig, spans: &[Span], qkv: &[f32], out: &mut [f32]) {
     let (d, group) = (c.head_dim, c.group());
     let out = SharedMut::new(out);
-    heads(c, spans, qkv).into_par_iter().for_each(|(first, h)| {
-        let mut o = vec![0.0; h.len * d];
+    heads(c, spans, qkv).into_par_iter().for_each(|h| {
+        let (n, t) = (h.n(), h.seen());
+        let (k, v) = (h.gathered(h.k_column()), h.gathered(h.v_column()));
+        let mut o = vec![0.0; n * d];
         for head in h.kv_head * group..(h.kv_head + 1) * group {
-            let p = h.weights(head);
-            gemm(h.len, d, h.len, &p, h.len, Operand::rows(h.v(), c.qkv_width()), &mut o, d, false);
-            scatter(&o, d, out, first, head * d, c.q_width());
+            let p = h.weights(head, &k);
+            gemm(n, d, t, &p, t, Operand::rows(&v, d), &mut o, d, false);
+            scatter(&o, d, out, h.span.own.start, head * d, c.q_width());
         }
     });
 }
 
 /// Gradient of [`forward`]: overwrites `dqkv`, given the gradient `dout` of its output.
-pub(super) fn backward(c: &ModelConfig, spans: &[Range<usize>], qkv: &[f32], dout: &[f32], dqkv: &mut [f32]) {
-    let (d, group, stride) = (c.head_dim, c.group(), c.qkv_width());
-    let dqkv = SharedMut::new(dqkv);
-    heads(c, spans, qkv).into_par_iter().for_each(|(first, h)| {
-        let n = h.len;
-        let (mut dk, mut dv, mut dq) = (vec![0.0; n * d], vec![0.0; n * d], vec![0.0; n * d]);
-        for head in h.kv_head * group..(h.kv_head + 1) * group {
-            let p = h.weights(head);
-            let dy = &dout[first * c.q_width() + head * d..];
-            let mut ds = vec![0.0; n * n];
-            gemm(n, n, d, dy, c.q_width(), Operand::transposed(h.v(), stride), &mut ds, n, false);
-            gemm(n, d, n, &transpose(&p, n), n, Operand::rows(dy, c.q_width()), &mut dv, d, true);
-            softmax_backward(&p, &mut ds, n, h.scale());
-            gemm(n, d, n, &ds, n, Operand::rows(h.k(), stride), &mut dq, d, false);
-            gemm(n, d, n, &transpose(&ds, n), n, Operand::rows(h.q(head), stride), &mut dk, d, true);
-            scatter(&dq, d, dqkv, first, head * d, stride);
+pub(super) fn backward(c: &ModelConfig, spans: &[Span], qkv: &[f32], dout: &[f32], dqkv: &mut [f32]) {
+    let (d, stride) = (c.head_dim, c.qkv_width());
+    let target = SharedMut::new(dqkv);
+    let heads = heads(c, spans, qkv);
+    let gradients: Vec<[Vec<f32>; 2]> = heads
+        .par_iter()
+        .map(|h| {
+            let parts = h.backward(dout, target);
+            for (part, at) in parts.iter().zip([h.k_column(), h.v_column()]) {
+                scatter(&part[h.span.shared * d..], d, target, h.span.own.start, at, stride);
+            }
+            parts
+        })
+        .collect();
+    // several texts add to the shared rows: one after the other, so that every run gives the same bits
+    for (h, parts) in heads.iter().zip(gradients) {
+        for (part, at) in parts.iter().zip([h.k_column(), h.v_column()]) {
+            for (row, from) in part.chunks_exact(d).take(h.span.shared).enumerate() {
+                crate::linalg::add(&mut dqkv[row * stride + at..][..d], from);
+            }
         }
-        scatter(&dk, d, dqkv, first, c.q_width() + h.kv_head * d, stride);
-        scatter(&dv, d, dqkv, first, c.q_width() + c.kv_width() + h.kv_head * d, stride);
-    });
+    }
 }
 
-/// `ds = p * (dp - sum(p * dp)) * scale`, in place of `dp`; above the diagonal `p`, and so the result, is 0.
-fn softmax_backward(p: &[f32], dp: &mut [f32], n: usize, scale: f32) {
-    for (p, dp) in p.chunks_exact(n).zip(dp.chunks_exact_mut(n)) {
+/// `ds = p * (dp - sum(p * dp)) * scale`, in place of `dp`, for rows of `t`; where `p` is 0 the result is, too.
+fn softmax_backward(p: &[f32], dp: &mut [f32], t: usize, scale: f32) {
+    for (p, dp) in p.chunks_exact(t).zip(dp.chunks_exact_mut(t)) {
         let mean = dot(p, dp);
         dp.iter_mut().zip(p).for_each(|(d, p)| *d = p * (*d - mean) * scale);
     }
 }
 
-fn transpose(x: &[f32], n: usize) -> Vec<f32> {
-    let mut out = vec![0.0; n * n];
-    for (i, row) in x.chunks_exact(n).enumerate() {
+/// Rows of `t` values become rows of one value each.
+fn transpose(x: &[f32], t: usize) -> Vec<f32> {
+    let n = x.len() / t;
+    let mut out = vec![0.0; n * t];
+    for (i, row) in x.chunks_exact(t).enumerate() {
         for (j, v) in row.iter().enumerate() {
             out[j * n + i] = *v;
         }
@@ -109,7 +152,7 @@ fn transpose(x: &[f32], n: usize) -> Vec<f32> {
 /// Copies rows of `width` values to column `at` of rows `first..` of a wider matrix.
 fn scatter(rows: &[f32], width: usize, out: SharedMut, first: usize, at: usize, stride: usize) {
     for (i, row) in rows.chunks_exact(width).enumerate() {
-        // SAFETY: every task writes columns of its own head in rows of its own sample.
+        // SAFETY: every task writes columns of its own head in the own rows of its text.
         unsafe { out.slice((first + i) * stride + at, width) }.copy_from_slice(row);
     }
 }

@@ -52,8 +52,9 @@ pub struct TrainConfig {
     pub clip_norm: Option<f32>,
     /// Order of samples, start values and dropout follow from it.
     pub seed: u64,
-    /// Tokens of one pass; a step makes as many passes as its samples need. More is faster and costs memory:
-    /// about 4 bytes × layers × (4 · width + 2 · ffn) a token. A longer sample is a pass of its own.
+    /// Tokens of one pass, a beginning that its samples share counted once; a step makes as many passes as its samples
+    /// need. More is faster and costs memory: about 4 bytes × layers × (4 · width + 2 · ffn) a token. A longer sample is
+    /// a pass of its own.
     pub pass_tokens: usize,
 }
 
@@ -72,7 +73,7 @@ impl Default for TrainConfig {
             epsilon: 1e-8,
             clip_norm: Some(1.0),
             seed: 0,
-            pass_tokens: 320,
+            pass_tokens: 640,
         }
     }
 }
@@ -116,7 +117,7 @@ pub struct StepReport {
     /// Norm of the gradient before clipping.
     pub grad_norm: f32,
     pub learning_rate: f32,
-    /// All tokens that were processed.
+    /// Tokens of the step's samples.
     pub tokens: usize,
     /// Tokens that the loss counted.
     pub answer_tokens: usize,

@@ -1,11 +1,13 @@
 //! LoRA training (arXiv 2106.09685): hand-written forward and backward passes over the frozen, packed weights.
 //!
 //! Only the adapter's matrices get gradients; a frozen layer needs no more than `dX = dY · W`. Several samples
-//! are packed into one pass, each attending only to itself. With the same decoder, samples and configuration
+//! are packed into one pass, each attending only to itself and to the beginning that all have in common, which is
+//! computed once. With the same decoder, samples and configuration
 //! every run gives the same bits, also when it was interrupted and resumed (docs/adr/004).
 
 mod attention;
 mod config;
+mod layout;
 mod loss;
 mod optimizer;
 mod params;
@@ -201,21 +203,17 @@ impl Trainer {
         self.samples[sample].answer_from..self.samples[sample].tokens.len()
     }
 
-    /// Cuts the batch into passes of at most `pass_tokens`.
+    /// Cuts the batch into passes of at most `pass_tokens` rows.
     fn passes(&self, batch: &[usize]) -> Vec<Vec<usize>> {
         let mut passes: Vec<Vec<usize>> = Vec::new();
-        let mut size = usize::MAX;
         for &i in batch {
-            let len = self.samples[i].tokens.len();
-            match passes.last_mut() {
-                Some(pass) if size + len <= self.config.pass_tokens => {
-                    pass.push(i);
-                    size += len;
-                }
-                _ => {
-                    passes.push(vec![i]);
-                    size = len;
-                }
+            let fits = |pass: &Vec<usize>| {
+                let with: Vec<&Sample> = pass.iter().chain([&i]).map(|i| &self.samples[*i]).collect();
+                layout::rows(&with) <= self.config.pass_tokens
+            };
+            match passes.last_mut().filter(|pass| fits(pass)) {
+                Some(pass) => pass.push(i),
+                None => passes.push(vec![i]),
             }
         }
         passes

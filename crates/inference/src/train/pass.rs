@@ -1,16 +1,11 @@
 //! One forward and backward pass over packed samples.
 
-use super::{
-    Sample, attention,
-    loss::{Prediction, cross_entropy},
-    params::Params,
-};
+use super::{Sample, attention, layout::Layout, loss::cross_entropy, params::Params};
 use crate::linalg::{rms_norm_backward, swiglu_backward};
 use crate::model::{Block, RopeTable, Target, Weights, add_bias, each_row, norm_rows, swiglu_rows};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::borrow::Cow;
-use std::ops::Range;
 
 /// What a pass works with.
 pub(super) struct Pass<'a> {
@@ -34,8 +29,8 @@ struct Saved {
 }
 
 /// The rows of a pass.
-struct Layout {
-    spans: Vec<Range<usize>>,
+struct Rows {
+    spans: Vec<attention::Span>,
     positions: Vec<usize>,
     table: RopeTable,
 }
@@ -44,39 +39,32 @@ impl Pass<'_> {
     /// Adds the gradient of `scale · sum of losses` to `grads`; returns the sum of losses.
     pub fn run(&self, samples: &[&Sample], scale: f32, grads: &mut [f32]) -> f64 {
         let c = &self.weights.config;
-        let positions: Vec<usize> = samples.iter().flat_map(|s| 0..s.tokens.len()).collect();
+        let layout = Layout::new(samples);
         let longest = samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-        let mut layout = Layout { spans: Vec::new(), positions, table: self.weights.rope.table(longest) };
-        let (mut x, mut predictions) = (vec![0.0; layout.positions.len() * c.width], Vec::new());
-        let mut row = 0;
-        for sample in samples {
-            layout.spans.push(row..row + sample.tokens.len());
-            for (i, token) in sample.tokens.iter().enumerate() {
-                self.weights.embedding.row(*token as usize, &mut x[(row + i) * c.width..][..c.width]);
-            }
-            let answer = sample.answer_from..sample.tokens.len();
-            predictions.extend(answer.map(|i| Prediction { row: row + i - 1, token: sample.tokens[i] }));
-            row += sample.tokens.len();
+        let rows = Rows { spans: layout.spans, positions: layout.positions, table: self.weights.rope.table(longest) };
+        let mut x = vec![0.0; layout.tokens.len() * c.width];
+        for (token, row) in layout.tokens.iter().zip(x.chunks_exact_mut(c.width)) {
+            self.weights.embedding.row(*token as usize, row);
         }
         let mut saved = Vec::with_capacity(c.layers);
         for (layer, block) in self.weights.blocks.iter().enumerate() {
-            let (next, keep) = self.block(layer, block, &layout, x);
+            let (next, keep) = self.block(layer, block, &rows, x);
             saved.push(keep);
             x = next;
         }
         let mut dx = vec![0.0; x.len()];
-        let loss = cross_entropy(self.weights, &x, &predictions, scale, &mut dx);
+        let loss = cross_entropy(self.weights, &x, &layout.predictions, scale, &mut dx);
         for (layer, block) in self.weights.blocks.iter().enumerate().rev() {
             if let Some(keep) = saved.pop() {
-                self.block_backward(layer, block, &layout, keep, &mut dx, grads);
+                self.block_backward(layer, block, &rows, keep, &mut dx, grads);
             }
         }
         loss
     }
 
-    fn block(&self, layer: usize, block: &Block, layout: &Layout, x: Vec<f32>) -> (Vec<f32>, Saved) {
+    fn block(&self, layer: usize, block: &Block, rows: &Rows, x: Vec<f32>) -> (Vec<f32>, Saved) {
         let c = &self.weights.config;
-        let m = layout.positions.len();
+        let m = rows.positions.len();
         let mut normed = vec![0.0; m * c.width];
         norm_rows(&x, &block.attn_norm, c.rms_eps, &mut normed);
         let mut qkv = vec![0.0; m * c.qkv_width()];
@@ -85,9 +73,9 @@ impl Pass<'_> {
             self.adapt(layer, target, &normed, m, &mut qkv[at..], c.qkv_width());
         }
         add_bias(&mut qkv, block.qkv_bias.as_deref());
-        self.rotate(layout, &mut qkv, false);
+        self.rotate(rows, &mut qkv, false);
         let mut heads = vec![0.0; m * c.q_width()];
-        attention::forward(c, &layout.spans, &qkv, &mut heads);
+        attention::forward(c, &rows.spans, &qkv, &mut heads);
         let mut mid = x.clone();
         block.out.forward(&heads, m, &mut mid, true);
         self.adapt(layer, Target::O, &heads, m, &mut mid, c.width);
@@ -106,24 +94,16 @@ impl Pass<'_> {
     }
 
     /// Turns the gradient of the block's output in `dx` into that of its input.
-    fn block_backward(
-        &self,
-        layer: usize,
-        block: &Block,
-        layout: &Layout,
-        keep: Saved,
-        dx: &mut [f32],
-        grads: &mut [f32],
-    ) {
+    fn block_backward(&self, layer: usize, block: &Block, rows: &Rows, keep: Saved, dx: &mut [f32], grads: &mut [f32]) {
         self.feed_forward_backward(layer, block, &keep, dx, grads);
         let c = &self.weights.config;
-        let m = layout.positions.len();
+        let m = rows.positions.len();
         let mut dheads = vec![0.0; m * c.q_width()];
         block.out.backward(dx, m, &mut dheads, false);
         self.adapt_backward(layer, Target::O, &keep.heads, m, dx, c.width, grads, Some(&mut dheads));
         let mut dqkv = vec![0.0; m * c.qkv_width()];
-        attention::backward(c, &layout.spans, &keep.qkv, &dheads, &mut dqkv);
-        self.rotate(layout, &mut dqkv, true);
+        attention::backward(c, &rows.spans, &keep.qkv, &dheads, &mut dqkv);
+        self.rotate(rows, &mut dqkv, true);
         let mut normed = vec![0.0; m * c.width];
         norm_rows(&keep.x, &block.attn_norm, c.rms_eps, &mut normed);
         // Below the first block there is nothing to train.
@@ -180,10 +160,10 @@ impl Pass<'_> {
         [(Target::Q, 0), (Target::K, c.q_width()), (Target::V, c.q_width() + c.kv_width())]
     }
 
-    fn rotate(&self, layout: &Layout, qkv: &mut [f32], backward: bool) {
+    fn rotate(&self, rows: &Rows, qkv: &mut [f32], backward: bool) {
         let (c, rope) = (&self.weights.config, &self.weights.rope);
         each_row(qkv, c.qkv_width(), |i, row| {
-            rope.apply(&layout.table, row, c.heads + c.kv_heads, layout.positions[i], backward);
+            rope.apply(&rows.table, row, c.heads + c.kv_heads, rows.positions[i], backward);
         });
     }
 
