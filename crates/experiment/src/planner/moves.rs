@@ -123,7 +123,7 @@ impl<'a> Context<'a> {
         self.plan.step as usize == self.policy.steps.len()
     }
 
-    /// Widens to the next step. Ranges only grow: the control keeps its range when the treatment takes everything.
+    /// Widens to the next step. Ranges only grow until the treatment takes everything, which leaves no control.
     pub fn advance(&self, by: &str, reason: &str) -> Result<Next, ExperimentError> {
         let Some(step) = self.policy.steps.get(self.plan.step as usize).copied() else {
             return Err(ExperimentError::Request("this is the last step; there is nothing to advance to".into()));
@@ -134,8 +134,7 @@ impl<'a> Context<'a> {
         plan.step_since = self.now;
         plan.intake_closed = false;
         plan.treatment = PpmRange { from: 0, to: step.treatment_ppm };
-        let control_to = (CONTROL_FROM + step.control_ppm).max(self.plan.control.to);
-        plan.control = PpmRange { from: CONTROL_FROM, to: control_to };
+        plan.control = PpmRange { from: CONTROL_FROM, to: CONTROL_FROM + step.control_ppm };
         self.open_phase(&mut plan, step.treatment_ppm, step.control_ppm);
         Ok(Self::changed(plan, vec![Action::PublishAssignment]))
     }

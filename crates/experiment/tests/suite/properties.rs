@@ -1,6 +1,6 @@
 //! Properties that must hold for any fleet and any sequence of events.
 
-use crate::planner_rules::{act, draft, install, report, request};
+use crate::planner_rules::{act, draft, install, ranges_widen, report, request};
 use crate::support::{at, device, history, phase, response};
 use flywheel_experiment::gate::{GateSpecV1, evaluate};
 use flywheel_experiment::planner::{
@@ -171,7 +171,7 @@ fn check_step(
     }
     prop_assert_eq!(after.generation, before.generation + 1);
     prop_assert!(before.state.can_become(after.state), "{} to {}", before.state, after.state);
-    prop_assert!(before.treatment.widens_to(after.treatment) && before.control.widens_to(after.control));
+    prop_assert!(ranges_widen(before, after));
     if after.step > before.step && before.step > 0 && !promoted {
         prop_assert_eq!(verdict, Some(V::Pass), "only PASS promotes by itself");
         prop_assert!(policy.automation != Automation::Observe);
