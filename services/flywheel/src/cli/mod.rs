@@ -174,7 +174,7 @@ pub enum ModelCommand {
         output: PathBuf,
         #[arg(long, default_value_t = 30)]
         steps: usize,
-        #[arg(long, default_value_t = 5e-4)]
+        #[arg(long, default_value_t = 1e-3)]
         lr: f32,
         #[arg(long, default_value_t = 8)]
         rank: usize,

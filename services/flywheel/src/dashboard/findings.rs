@@ -161,6 +161,10 @@ fn numbers(s: &SuspectReport) -> Vec<(&'static str, String)> {
         ("Device classes, languages", format!("{}, {}", s.device_classes, s.locales)),
         ("Share of all retrievals", percent(Some(s.retrieval_share))),
     ];
+    for t in &s.by_template {
+        let failed = format!("{}: {} of {}", t.template, count(t.failures), count(t.exposures));
+        out.push(("Failed answers with it, by template", failed));
+    }
     if let Some(c) = &s.canary {
         out.push(("Failed where it is shown", format!("{} of {}", count(c.shown_failures), count(c.shown))));
         out.push(("Failed where it is hidden", format!("{} of {}", count(c.hidden_failures), count(c.hidden))));
@@ -172,6 +176,15 @@ fn caveats(s: &SuspectReport) -> Vec<String> {
     let mut out = Vec::new();
     if s.confounded_with_topic {
         out.push("It cannot be told apart from its topic: too few answers about the topic came without it.".to_owned());
+    }
+    if s.confounded_with_template {
+        out.push("Nearly all answers with it come from templates that fail as a whole: only hiding it on some devices can tell.".to_owned());
+    }
+    if !s.only_under.is_empty() {
+        let templates = s.only_under.join(", ");
+        out.push(format!(
+            "It fails only with {templates} and does no harm elsewhere: the template is to blame, not the text."
+        ));
     }
     if !s.not_separable.is_empty() {
         let others = s.not_separable.join(", ");

@@ -2,7 +2,7 @@
 
 use super::format::{count, json, percent, short, time};
 use super::page::{PageResult, Visitor, html};
-use super::rollout::newest_report;
+use super::rollout::report_of;
 use super::{fleet, words};
 use crate::server::Server;
 use askama::Template;
@@ -146,18 +146,26 @@ pub fn subject(f: &FindingRow) -> String {
 async fn rollout_views(server: &Server, app: &AppId, rows: &[RolloutRow]) -> Result<Vec<RolloutView>, Error> {
     let mut out = Vec::new();
     for row in rows {
-        let report = newest_report(&server.store.rollout_verdict_list(app, &row.rollout_id).await?)?;
+        let newest = server.store.rollout_verdict_latest(app, &row.rollout_id, "all").await?;
+        let report = newest.as_ref().map(report_of).transpose();
+        let word = match &report {
+            Ok(Some(r)) => r.word.clone(),
+            Ok(None) if row.control.is_none() => "nothing to compare".into(),
+            Ok(None) => "no report yet".into(),
+            // one bad row must not hide the rest of the page
+            Err(e) => {
+                tracing::error!(rollout = %row.rollout_id, inside = e.inside, "the newest report cannot be read");
+                "the report cannot be read: see the log".into()
+            }
+        };
+        let report = report.ok().flatten();
         out.push(RolloutView {
             id: row.rollout_id.to_string(),
             state: words::rollout_state(row.state),
             class: row.state.as_str(),
             bundle: short(&row.treatment.to_hex()),
             since: time(row.state_since),
-            word: match &report {
-                Some(r) => r.word.clone(),
-                None if row.control.is_none() => "nothing to compare".into(),
-                None => "no report yet".into(),
-            },
+            word,
             verdict_class: report.as_ref().map_or("", |r| words::verdict_class(r.verdict)),
             reason: report.map(|r| r.reason).or_else(|| row.reason.clone()).unwrap_or_default(),
         });

@@ -177,8 +177,15 @@ pub async fn show(
 /// # Errors
 /// `Internal` when it was stored in a form that cannot be read.
 pub fn newest_report(verdicts: &[VerdictRow]) -> Result<Option<GateReportV1>, Error> {
-    let newest = verdicts.iter().rev().find(|v| v.gate == "all");
-    newest.map(|v| serde_json::from_value(v.numbers.clone()).map_err(Error::internal)).transpose()
+    verdicts.iter().rev().find(|v| v.gate == "all").map(report_of).transpose()
+}
+
+/// What a row of the gate `all` holds.
+///
+/// # Errors
+/// `Internal` when it was stored in a form that cannot be read.
+pub fn report_of(row: &VerdictRow) -> Result<GateReportV1, Error> {
+    serde_json::from_value(row.numbers.clone()).map_err(Error::internal)
 }
 
 fn head(row: &RolloutRow, plan: Option<&PlanV1>) -> Head {

@@ -9,7 +9,7 @@ use flywheel_attribution::dataset::{DatasetV1, SampleV1, Split};
 use flywheel_inference::gguf::{self, Gguf};
 use flywheel_inference::model::{Adapter, MergedType, merge};
 use flywheel_inference::tokenizer::{ChatTemplate, Message, Tokenizer};
-use flywheel_inference::train::{LoraConfig, Sample, TrainConfig, Trainer};
+use flywheel_inference::train::{LoraConfig, Sample, Schedule, TrainConfig, Trainer};
 use flywheel_jobs::JobContext;
 use flywheel_store::Tx;
 use flywheel_store::jobs::NewJob;
@@ -26,7 +26,9 @@ pub const KIND: &str = "lora";
 pub struct Recipe {
     pub steps: usize,
     pub batch: usize,
+    /// Peak, or constant, as `schedule` says.
     pub learning_rate: f32,
+    pub schedule: Schedule,
     pub rank: usize,
     pub alpha: f32,
     pub seed: u64,
@@ -36,7 +38,16 @@ pub struct Recipe {
 
 impl Default for Recipe {
     fn default() -> Self {
-        Self { steps: 30, batch: 6, learning_rate: 5e-4, rank: 8, alpha: 16.0, seed: 7, profile: "q8_0".into() }
+        Self {
+            steps: 30,
+            batch: 6,
+            learning_rate: 1e-3,
+            schedule: Schedule::Cosine,
+            rank: 8,
+            alpha: 16.0,
+            seed: 7,
+            profile: "q8_0".into(),
+        }
     }
 }
 
@@ -86,8 +97,8 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     let _ = std::fs::remove_file(checkpoint);
     // commit
     let report = json!({
-        "recipe": { "steps": recipe.steps, "batch": recipe.batch, "learning_rate": recipe.learning_rate, "rank": recipe.rank,
-            "alpha": recipe.alpha, "seed": recipe.seed },
+        "recipe": { "steps": recipe.steps, "batch": recipe.batch, "learning_rate": recipe.learning_rate,
+            "schedule": recipe.schedule, "rank": recipe.rank, "alpha": recipe.alpha, "seed": recipe.seed },
         "first_loss": losses.first(), "last_loss": losses.last(), "samples_seen": recipe.steps * recipe.batch,
     });
     let mut tx = server.begin().await?;
@@ -138,6 +149,7 @@ pub fn train(work: Work, watch: &Watch) -> Result<Vec<f32>, Error> {
         batch: r.batch,
         learning_rate: r.learning_rate,
         seed: r.seed,
+        schedule: r.schedule,
         ..TrainConfig::default()
     };
     let mut trainer = Trainer::new(&model.decoder, lora, config, samples).map_err(refused)?;

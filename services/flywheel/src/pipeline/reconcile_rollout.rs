@@ -18,7 +18,7 @@ use flywheel_store::jobs::NewJob;
 use flywheel_store::releases::ReleaseState;
 use flywheel_store::rollouts::{NewRollout, RolloutRow, VerdictRow};
 use flywheel_types::assign::Predicate;
-use flywheel_types::{AppId, Digest, Error, InstallId, RolloutId, RolloutState};
+use flywheel_types::{AppId, CandidateId, Digest, Error, InstallId, RolloutId, RolloutState};
 use serde_json::{Value, json};
 
 pub const KIND: &str = "reconcile_rollout";
@@ -79,7 +79,7 @@ pub async fn start(server: &Server, id: &AppId, request: StartRequest) -> Result
     let settings = app(server, id).await?.settings;
     let policy = policy(&settings, request.policy.clone())?;
     let control = server.store.release_last_complete(id).await?.map(|r| r.manifest);
-    let rollout_id = rollout_id(server, id, request.bundle).await?;
+    let rollout_id = rollout_id(server, id, request.bundle, release.candidate_id.as_ref()).await?;
     let Some(control) = control else {
         return first_bundle(server, id, &rollout_id, request, &policy, release.candidate_id).await;
     };
@@ -120,7 +120,7 @@ async fn first_bundle(
     rollout_id: &RolloutId,
     request: StartRequest,
     policy: &RolloutPolicyV1,
-    candidate_id: Option<flywheel_types::CandidateId>,
+    candidate_id: Option<CandidateId>,
 ) -> Result<RolloutRow, Error> {
     let new = NewRollout {
         rollout_id: rollout_id.clone(),
@@ -164,9 +164,18 @@ fn invalid(e: flywheel_experiment::ExperimentError) -> Error {
 }
 
 /// A derived id: bundle and number of this attempt, so that a second try of the same bundle shuffles anew.
-async fn rollout_id(server: &Server, id: &AppId, bundle: Digest) -> Result<RolloutId, Error> {
+/// Names the candidate, so that two servers that do the same with the same model shuffle the fleet in the same way: the
+/// digest of a bundle also covers what the evaluation measured, which is never twice the same.
+async fn rollout_id(
+    server: &Server,
+    id: &AppId,
+    bundle: Digest,
+    candidate: Option<&CandidateId>,
+) -> Result<RolloutId, Error> {
     let before = server.store.rollout_list(id, false, 1000).await?.iter().filter(|r| r.treatment == bundle).count();
-    RolloutId::new(format!("r-{}-{}", &bundle.to_hex()[..12], before + 1)).map_err(Error::internal)
+    let hex = bundle.to_hex();
+    let name = candidate.map_or(&hex[..12], |c| c.as_str().trim_start_matches("c-"));
+    RolloutId::new(format!("r-{name}-{}", before + 1)).map_err(Error::internal)
 }
 
 async fn row(server: &Server, id: &AppId, rollout: &RolloutId) -> Result<RolloutRow, Error> {
