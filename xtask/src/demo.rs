@@ -13,9 +13,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const APP: &str = "support";
-/// The last part that the demo plays by default: the one whose figures have been seen to hold. The later parts are
-/// played with `--until`.
-const LAST_PART: &str = "chunk";
+/// The last part.
+const LAST_PART: &str = "damage";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -57,6 +56,9 @@ pub fn run(args: &Args) -> Result<()> {
     let (serve, signer) = place.start()?;
     let scenario = place.scenario(args)?;
     let mut summary = read_summary(&place.dir.join("summary.json"));
+    if !args.keep {
+        save_candidate(&mut summary, &models)?;
+    }
     if let Value::Object(map) = &mut summary {
         map.insert("wall_s".into(), json!(started.elapsed().as_secs_f64().round()));
         map.insert("peak_pss_mb".into(), json!(peak.peak_mb()));
@@ -88,6 +90,15 @@ fn print_end(summary: &Value, place: &Place, keep: bool) {
     if keep {
         println!("still running; data in {}; stop it with: pkill flywheel", place.dir.display());
     }
+}
+
+/// The run's folder is removed: the tuned model goes where the models are.
+fn save_candidate(summary: &mut Value, models: &Path) -> Result<()> {
+    let Some(from) = summary["candidate_gguf"].as_str().map(PathBuf::from) else { return Ok(()) };
+    let to = models.join("demo-candidate.gguf");
+    fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+    summary["candidate_gguf"] = json!(to);
+    Ok(())
 }
 
 fn build() -> Result<()> {

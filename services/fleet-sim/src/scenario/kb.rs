@@ -11,7 +11,6 @@ pub struct Fact {
     pub chunk_id: String,
     /// Team that looks after it; annotators work on one collection.
     pub collection: String,
-    pub topic: String,
     pub lang: String,
     /// What the chunk says when the scenario starts.
     pub text: String,

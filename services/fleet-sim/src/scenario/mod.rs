@@ -2,6 +2,7 @@
 
 mod admin;
 mod forgery;
+mod heldout;
 pub mod kb;
 mod mail;
 pub mod model;

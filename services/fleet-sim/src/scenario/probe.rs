@@ -1,12 +1,15 @@
 //! Measures the knowledge base with a real model: share of right answers with one, two and three notes, and what a
 //! short LoRA training on one collection does to another. For choosing facts and wording.
 
+use super::heldout::{HeldOut, Ranker};
 use super::kb::{self, Fact};
 use super::model::Engine;
-use super::prompt;
+use super::{prompt, repair};
 use anyhow::Result;
 use flywheel_inference::encoder::Encoder;
-use flywheel_inference::train::{LoraConfig, Sample, TrainConfig, Trainer};
+use flywheel_inference::eval::MatchRule;
+use flywheel_inference::train::{LoraConfig, Sample, Schedule, TrainConfig, Trainer};
+use flywheel_types::Digest;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -44,48 +47,24 @@ pub struct Args {
     /// Order of the notes.
     #[arg(long, value_enum, default_value_t = prompt::Order::BestFirst)]
     order: prompt::Order,
-    /// Wording of the prompt; the app's own when left out.
+    /// Samples of a LoRA step.
+    #[arg(long, default_value_t = 6)]
+    batch: usize,
+    /// Seed of the training.
+    #[arg(long, default_value_t = 7)]
+    seed: u64,
+    /// Share of the right but wordy answers that people reject, so that the annotators correct them, too.
+    #[arg(long, default_value_t = 0.3)]
+    wordy: f64,
+    /// Measure the evaluation sets of the story, too.
     #[arg(long)]
-    wording: Option<usize>,
+    held_out: bool,
 }
 
 fn user_text(args: &Args, notes: &[&Fact], q: &str) -> String {
     let mut list: Vec<&str> = notes.iter().map(|n| n.text.as_str()).collect();
     args.order.apply(&mut list, q);
-    let Some(wording) = args.wording else { return prompt::user_text(list, q) };
-    let list = list.join("\n");
-    match wording {
-        0 => format!("{list}\n\nQuestion: {q}\nAnswer with the value only."),
-        1 => format!("{list}\n\nQuestion: {q}"),
-        2 => format!("Notes:\n{list}\n\nQuestion: {q}\nShort answer:"),
-        3 => format!("{list}\n\n{q} Answer in a few words."),
-        4 => format!("Answer the question from the notes in one short sentence.\n\n{list}\n\nQuestion: {q}"),
-        _ => format!("{list}\n\n{q}"),
-    }
-}
-
-/// Ranks facts for a question as phones do.
-struct Ranker<'a> {
-    facts: &'a [Fact],
-    texts: Vec<Vec<f32>>,
-    questions: BTreeMap<&'a str, Vec<f32>>,
-}
-
-impl<'a> Ranker<'a> {
-    fn new(facts: &'a [Fact], encoder: &Encoder) -> Self {
-        let texts = encoder.embed(&facts.iter().map(|f| f.text.clone()).collect::<Vec<_>>());
-        let asked: Vec<&str> = facts.iter().flat_map(|f| f.questions.iter().map(String::as_str)).collect();
-        let vectors = encoder.embed(&asked.iter().map(|q| (*q).to_owned()).collect::<Vec<_>>());
-        Self { facts, texts, questions: asked.into_iter().zip(vectors).collect() }
-    }
-
-    fn top(&self, question: &str, k: usize) -> Vec<&'a Fact> {
-        let Some(asked) = self.questions.get(question) else { return Vec::new() };
-        let dot = |v: &[f32]| v.iter().zip(asked).map(|(a, b)| a * b).sum::<f32>();
-        let mut scored: Vec<(f32, usize)> = self.texts.iter().enumerate().map(|(i, v)| (dot(v), i)).collect();
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        scored.iter().take(k).map(|(_, i)| &self.facts[*i]).collect()
-    }
+    prompt::user_text(list, q)
 }
 
 /// One question with its notes.
@@ -120,11 +99,30 @@ pub fn run(args: &Args) -> Result<()> {
     let mut engine = Engine::open(&args.model)?;
     println!("{} facts", facts.len());
     measure(&engine, &ranker, args)?;
+    let before = held_out(&engine, &ranker, args)?;
     if args.steps > 0 {
         train(&mut engine, &ranker, args)?;
         measure(&engine, &ranker, args)?;
+        let after = held_out(&engine, &ranker, args)?;
+        let changed = |a: bool| before.iter().zip(&after).filter(|(b, c)| **b != **c && **c == a).count();
+        println!("held-out: {} gained, {} lost", changed(true), changed(false));
     }
     Ok(())
+}
+
+/// Which questions of the hard evaluation set are answered right.
+fn held_out(engine: &Engine, ranker: &Ranker<'_>, args: &Args) -> Result<Vec<bool>> {
+    if !args.held_out {
+        return Ok(Vec::new());
+    }
+    let sets = HeldOut::new(ranker);
+    let mut right = Vec::new();
+    for set in [&sets.easy, &sets.hard] {
+        let answers = engine.answer(&set.iter().map(|i| i.prompt.clone()).collect::<Vec<_>>())?;
+        right = set.iter().zip(&answers).map(|(i, a)| MatchRule::Value.accepts(&a.text, &i.expect)).collect();
+        println!("held-out: {} of {}", right.iter().filter(|r| **r).count(), right.len());
+    }
+    Ok(right)
 }
 
 fn measure(engine: &Engine, ranker: &Ranker<'_>, args: &Args) -> Result<()> {
@@ -163,17 +161,30 @@ fn last_question(user: &str) -> &str {
     user.split("Question: ").nth(1).and_then(|r| r.lines().next()).unwrap_or("")
 }
 
+/// A number in [0, 1) that belongs to this text.
+fn drawn(text: &str) -> f64 {
+    f64::from(Digest::of(text.as_bytes()).0[0]) / 256.0
+}
+
 fn train(engine: &mut Engine, ranker: &Ranker<'_>, args: &Args) -> Result<()> {
-    let cases = cases(ranker, args, Some("kitchen"), 3);
+    let cases = cases(ranker, args, Some(repair::CORRECTED), 3);
     let answers = engine.answer(&cases.iter().map(|c| c.user.clone()).collect::<Vec<_>>())?;
     let samples: Vec<Sample> = cases
         .iter()
         .zip(&answers)
-        .filter(|(c, a)| c.retrieved && !c.fact.accepts(&a.text))
+        .filter(|(c, a)| c.retrieved && a.text != c.fact.value)
+        .filter(|(c, a)| !c.fact.accepts(&a.text) || drawn(&c.user) < args.wordy)
         .map(|(c, _)| engine.sample(&c.user, if args.sentence { &c.fact.text } else { &c.fact.value }))
         .collect::<Result<_>>()?;
     println!("{} samples", samples.len());
-    let config = TrainConfig { steps: args.steps, learning_rate: args.lr, ..TrainConfig::default() };
+    let config = TrainConfig {
+        steps: args.steps,
+        batch: args.batch,
+        learning_rate: args.lr,
+        seed: args.seed,
+        schedule: Schedule::Cosine,
+        ..TrainConfig::default()
+    };
     let mut trainer = Trainer::new(engine.decoder(), LoraConfig::default(), config, samples)?;
     let (started, mut tokens) = (std::time::Instant::now(), 0);
     trainer.run(&mut |r| {

@@ -2,12 +2,13 @@
 //! through and taken back by itself.
 
 use super::forgery;
-use super::kb::Fact;
+use super::heldout::{HELD_OUT, HeldOut, Ranker};
 use super::stage::{Stage, TICK_HOURS, spinner};
 use super::world::SPAMMERS;
 use super::{Summary, mail, say, story};
 use anyhow::{Context, Result, bail, ensure};
 use chrono::{SecondsFormat, TimeDelta};
+use flywheel_inference::encoder::Encoder;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -16,28 +17,12 @@ use std::time::Instant;
 /// Corrections that the two annotators make.
 pub const CORRECTIONS: usize = 60;
 /// The team that corrects works on this collection; the held-out questions are about another one.
-const CORRECTED: &str = "kitchen";
-const HELD_OUT: &str = "sound";
+pub const CORRECTED: &str = "kitchen";
 
-/// Evaluation sets: held-out questions with three chunks, and the easy ones with one (forgetting).
-pub async fn evaluation_sets(stage: &Stage) -> Result<()> {
-    let held: Vec<_> = stage.facts.iter().filter(|f| f.collection == HELD_OUT).collect();
-    let mut hard = Vec::new();
-    let mut easy = Vec::new();
-    for (i, f) in held.iter().enumerate() {
-        // another fact about the same product and the same fact about another one, as retrieval finds them, stand beside
-        // the right one, which is not always first
-        let what = |f: &Fact| f.chunk_id.rsplit('/').next().map(str::to_owned);
-        let same: Vec<_> = held.iter().filter(|o| o.topic == f.topic && o.chunk_id != f.chunk_id).collect();
-        let like: Vec<_> = held.iter().filter(|o| o.topic != f.topic && what(o) == what(f)).collect();
-        for (v, question) in f.questions.iter().enumerate() {
-            let mut notes = vec![same[(i + v) % same.len()].text.as_str(), like[(i + v) % like.len()].text.as_str()];
-            notes.insert((i + v) % 3, &f.text);
-            let item = |prompt: String, k: usize| json!({ "id": format!("{}#{v}k{k}", f.chunk_id), "prompt": prompt, "expect": f.value, "cluster": f.chunk_id });
-            hard.push(item(super::prompt::user_text(notes, question), 3));
-            easy.push(item(super::prompt::user_text([f.text.as_str()], question), 1));
-        }
-    }
+/// Uploads the evaluation sets.
+async fn evaluation_sets(stage: &Stage) -> Result<()> {
+    let encoder = Encoder::open(&stage.args.models.join("all-minilm-l6-v2"))?;
+    let HeldOut { hard, easy } = HeldOut::new(&Ranker::new(&stage.facts, &encoder));
     stage.operator.put("/v1/eval-sets/heldout", &json!({ "items": hard })).await?;
     stage.operator.put("/v1/eval-sets/forgetting", &json!({ "items": easy })).await?;
     say(&format!("evaluation sets: {} held-out questions at k = 3, {} at k = 1 (forgetting)", hard.len(), easy.len()));
@@ -72,8 +57,8 @@ pub async fn improve(stage: &mut Stage, out: &mut Summary) -> Result<()> {
     let state = follow(stage, &rollout, 80, out).await?;
     ensure!(state == "complete", "the improvement ended as {state}");
     out.promotion_share = 1.0;
-    story::nothing_innocent(stage, out).await?;
-    Ok(())
+    out.promotion_steps.clone_from(&out.steps);
+    story::no_innocent(stage, out)
 }
 
 /// Both annotators correct what customers rejected about their collection.
@@ -182,13 +167,12 @@ async fn follow(stage: &mut Stage, rollout: &str, most: u64, out: &mut Summary) 
         }
         seen = plans.len();
         let state = view["rollout"]["state"].as_str().unwrap_or_default().to_owned();
-        if let Some(f) = &forged
-            && plans.len() > 3
-        {
-            out.forgery_moved_gate = forgery::moved_gate(stage, rollout, f).await?;
+        if let Some(moved) = forged.as_ref().map(|f| forgery::moved_gate(&view, f)).transpose()?.flatten() {
+            out.forgery_moved_gate = moved;
             forged = None;
         }
         if matches!(state.as_str(), "complete" | "rolled_back" | "superseded") {
+            ensure!(forged.is_none(), "the forged reports reached no gate report of {rollout}");
             out.verdicts.extend(words(&view));
             return Ok(state);
         }
@@ -301,7 +285,7 @@ pub async fn damage(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         out.devices_restored,
         out.devices_total
     ));
-    story::nothing_innocent(stage, out).await
+    story::no_innocent(stage, out)
 }
 
 /// A model tuned on wrong answers with far too high a rate, made with the command line tool.
@@ -330,8 +314,8 @@ fn wrong_model(stage: &Stage) -> Result<std::path::PathBuf> {
         .arg(&dataset)
         .arg(&file)
         .args(["--steps", "6", "--lr", "0.003"])
-        .status()?;
+        .output()?;
     bar.finish_and_clear();
-    ensure!(made.success(), "`flywheel model train` failed");
+    ensure!(made.status.success(), "`flywheel model train` failed: {}", String::from_utf8_lossy(&made.stderr));
     Ok(file)
 }

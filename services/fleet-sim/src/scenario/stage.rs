@@ -12,6 +12,7 @@ use flywheel_inference::encoder::Encoder;
 use flywheel_types::AppId;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +36,9 @@ pub struct Stage {
     pub now: DateTime<Utc>,
     pub ticks: u64,
     pub last: TickReport,
+    /// Chunks that were ever hidden from everybody (or went on to be repaired), and from a share of the phones.
+    pub frozen: BTreeSet<String>,
+    pub tested: BTreeSet<String>,
     templates: Arc<AtomicUsize>,
     pub args: Args,
 }
@@ -64,6 +68,8 @@ impl Stage {
             now: start,
             ticks: 0,
             last: TickReport::default(),
+            frozen: BTreeSet::new(),
+            tested: BTreeSet::new(),
             templates,
             args,
         })
@@ -82,7 +88,7 @@ impl Stage {
         }
         self.now = next;
         self.ticks += 1;
-        Ok(())
+        self.look_at_chunks().await
     }
 
     /// Ticks until `done` answers something, at most `most` times.

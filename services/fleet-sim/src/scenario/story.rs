@@ -12,7 +12,7 @@ pub async fn set_up(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         // two people do all corrections of this story, and values are corrected to the bare value
         "dataset_policy": { "max_person_share": 1.0, "max_edit_ratio": 1.0 },
         "dataset_trigger": { "min_corrections": super::repair::CORRECTIONS },
-        "lora": { "steps": 40 },
+        "lora": { "steps": 60 },
     });
     say(&format!("settings that differ from the shipped ones: {policies}"));
     stage.configure(policies).await?;
@@ -94,18 +94,12 @@ pub async fn boot(stage: &mut Stage, out: &mut Summary) -> Result<()> {
     Ok(())
 }
 
-/// The fleet lives until attribution has frozen the stale chunk; no innocent chunk may be hidden.
+/// The fleet lives until attribution has frozen the stale chunk; no innocent chunk may be frozen.
 pub async fn stale_chunk(stage: &mut Stage, out: &mut Summary) -> Result<()> {
     let stale = stage.facts.iter().find(|f| f.is("stale")).cloned().context("no stale chunk")?;
-    let id = stale.chunk_id.clone();
-    let frozen = stage
-        .until("the stale chunk is frozen", 30, async |s| {
-            let hidden = s.hidden().await?;
-            Ok(hidden.contains(&id).then_some(hidden))
-        })
+    stage
+        .until("the stale chunk is frozen", 30, async |s| Ok(s.frozen.contains(&stale.chunk_id).then_some(())))
         .await?;
-    out.frozen.clone_from(&frozen);
-    out.innocent_frozen = frozen.iter().filter(|c| **c != stale.chunk_id).count() as u64;
     out.planted_found = true;
     let findings = stage.operator.get("/v1/findings").await?;
     let finding = findings.as_array().and_then(|f| f.iter().find(|f| f["subject"] == json!(stale.chunk_id)).cloned());
@@ -119,8 +113,8 @@ pub async fn stale_chunk(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         evidence["users"],
         evidence["log_e_decision"].as_f64().unwrap_or(f64::NAN)
     ));
-    ensure!(out.innocent_frozen == 0, "innocent chunks are hidden: {frozen:?}");
-    repair(stage, &stale, out).await
+    repair(stage, &stale, out).await?;
+    no_innocent(stage, out)
 }
 
 /// An editor corrects the text; it is embedded again, verified, tried on a canary share and put back.
@@ -149,23 +143,35 @@ async fn repair(stage: &mut Stage, stale: &super::kb::Fact, out: &mut Summary) -
     Ok(())
 }
 
-/// No chunk may be hidden that gives right answers. Once the stale one is repaired, that is every chunk.
-pub async fn nothing_innocent(stage: &Stage, out: &mut Summary) -> Result<()> {
-    let hidden = stage.hidden().await?;
-    out.innocent_frozen = out.innocent_frozen.max(hidden.len() as u64);
-    ensure!(hidden.is_empty(), "innocent chunks are hidden on day {}: {hidden:?}", stage.day());
+/// No chunk may ever be frozen that gives right answers: that is every chunk but the stale one. Hiding a suspect from a
+/// tenth of the phones for a while is no freeze but the experiment that clears it.
+pub fn no_innocent(stage: &Stage, out: &mut Summary) -> Result<()> {
+    let stale = |id: &&String| stage.facts.iter().any(|f| f.is("stale") && f.chunk_id == **id);
+    let innocent: Vec<&String> = stage.frozen.iter().filter(|id| !stale(id)).collect();
+    out.frozen = stage.frozen.iter().cloned().collect();
+    out.innocent_frozen = innocent.len() as u64;
+    ensure!(innocent.is_empty(), "innocent chunks were frozen until day {}: {innocent:?}", stage.day());
+    let tested: Vec<&str> = stage.tested.iter().filter(|id| !stale(id)).map(String::as_str).collect();
+    out.innocent_tested = tested.len() as u64;
+    if !tested.is_empty() {
+        say(&format!("         suspects hidden from a tenth of the phones so far, none frozen: {}", tested.join(", ")));
+    }
     Ok(())
 }
 
 impl Stage {
-    /// Chunks that some devices must not use.
-    pub async fn hidden(&self) -> Result<Vec<String>> {
+    /// Notes which chunks the server has frozen, or tests on a share of the phones, at this moment.
+    pub async fn look_at_chunks(&mut self) -> Result<()> {
         let rows = self.operator.get("/v1/chunks?limit=1000").await?;
-        let hidden = |r: &&Value| !matches!(r["state"].as_str(), Some("active" | "suspect"));
-        Ok(rows
-            .as_array()
-            .map(|a| a.iter().filter(hidden).filter_map(|r| r["chunk_id"].as_str()).map(str::to_owned).collect())
-            .unwrap_or_default())
+        for row in rows.as_array().into_iter().flatten() {
+            let id = row["chunk_id"].as_str().unwrap_or_default().to_owned();
+            match row["state"].as_str() {
+                Some("active" | "suspect") => {}
+                Some("canary_frozen") => drop(self.tested.insert(id)),
+                _ => drop(self.frozen.insert(id)),
+            }
+        }
+        Ok(())
     }
 
     pub async fn chunk_state(&self, chunk: &str) -> Result<String> {

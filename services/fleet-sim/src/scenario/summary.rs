@@ -17,6 +17,8 @@ pub struct Summary {
     pub frozen: Vec<String>,
     pub planted_found: bool,
     pub innocent_frozen: u64,
+    /// Innocent chunks that were hidden from a share of the phones to compare.
+    pub innocent_tested: u64,
     pub unfrozen_verified: bool,
     pub dataset: Option<String>,
     pub candidate: Option<String>,
@@ -26,6 +28,8 @@ pub struct Summary {
     pub heldout_questions: u64,
     /// `state:step` of every plan of every rollout, in order.
     pub steps: Vec<String>,
+    /// Those of the rollout that went to everybody.
+    pub promotion_steps: Vec<String>,
     /// Offline verdict and the last online word of each gate, rollout by rollout.
     pub verdicts: Vec<String>,
     pub promotion_share: f64,
@@ -88,6 +92,7 @@ impl Summary {
             "attribution",
             json!({
                 "planted_found": self.planted_found, "innocent_frozen": self.innocent_frozen,
+                "innocent_tested": self.innocent_tested,
                 "unfrozen_verified": self.unfrozen_verified,
             }),
         );
@@ -99,12 +104,14 @@ impl Summary {
                 "heldout_questions": self.heldout_questions,
             }),
         );
-        add(Part::Improve, "promotion", json!({ "steps": self.steps, "final_share": self.promotion_share }));
+        add(Part::Improve, "promotion", json!({ "steps": self.promotion_steps, "final_share": self.promotion_share }));
         add(
             Part::Improve,
             "candidate_gguf",
             json!(self.candidate.as_ref().map(|c| { args.dir.join("server/objects").join(&c[..2]).join(c) })),
         );
+        add(Part::Improve, "tamper", json!({ "refused": self.tamper_refused }));
+        add(Part::Improve, "forgery", json!({ "moved_gate": self.forgery_moved_gate }));
         add(
             Part::Damage,
             "rollback",

@@ -3,6 +3,7 @@
 use super::kb::Fact;
 use super::model::Engine;
 use super::prompt;
+use super::repair::CORRECTED;
 use anyhow::{Context, Result, anyhow};
 use fleet_sim::{
     Ask, Behaviour, Brain, BrainAnswer, BrainAsk, Honest, Judgement, LoadTrial, Question, RandomRejecter, Retriever,
@@ -39,6 +40,8 @@ struct Asked {
     phrasings: Vec<Arc<Question>>,
     /// Policies and fees are asked on the help pages, which use two notes; the rest is about products.
     help: bool,
+    /// Kitchen pages have a search box: every phrasing is asked there.
+    search: bool,
 }
 
 impl Asked {
@@ -53,16 +56,17 @@ impl Asked {
                 chunk: Some(chunk.clone()),
             })
         };
-        Ok(Self { phrasings: f.questions.iter().enumerate().map(phrasing).collect(), help: f.collection == "policy" })
+        let phrasings = f.questions.iter().enumerate().map(phrasing).collect();
+        Ok(Self { phrasings, help: f.collection == "policy", search: f.collection == CORRECTED })
     }
 
-    /// Template and phrasing of one question. The search box of the new template gets every phrasing.
+    /// Template and phrasing of one question.
     fn ask(&self, templates: usize, rng: &mut ChaCha8Rng) -> (prompt::Template, &Arc<Question>) {
         let (roll, any) = (rng.random::<f64>(), rng.random_range(0..self.phrasings.len()));
         if self.help {
             (if roll < 0.85 { prompt::PAIR } else { prompt::SHORT }, &self.phrasings[0])
-        } else if templates > 2 && self.phrasings[0].lang == "en" && roll < 0.5 {
-            (prompt::NOTES, &self.phrasings[any])
+        } else if templates > 2 && self.phrasings[0].lang == "en" && roll < 0.6 {
+            (prompt::NOTES, &self.phrasings[if self.search { any } else { 0 }])
         } else {
             (prompt::SHORT, &self.phrasings[0])
         }
