@@ -135,8 +135,16 @@ impl Place {
         Ok(Self { dir, phones, models: models.to_owned(), bins: bin_dir()?, port })
     }
 
+    /// One of our programs, started as `deploy/flywheel.service` does: one arena per core keeps glibc from holding what
+    /// a training or an evaluation has freed.
+    fn program(&self, name: &str) -> Command {
+        let mut c = Command::new(self.bins.join(name));
+        c.env("MALLOC_ARENA_MAX", "2");
+        c
+    }
+
     fn flywheel(&self) -> Command {
-        let mut c = Command::new(self.bins.join("flywheel"));
+        let mut c = self.program("flywheel");
         c.env("FLYWHEEL_CONFIG", self.dir.join("flywheel.toml"));
         c
     }
@@ -220,7 +228,7 @@ impl Place {
             std::thread::sleep(Duration::from_millis(100));
         }
         bar.finish_and_clear();
-        let mut signer = Command::new(self.bins.join("flywheel"));
+        let mut signer = self.program("flywheel");
         signer.arg("signer").arg("run").arg("--config").arg(self.dir.join("signer.toml"));
         let signer = Guard::start("flywheel signer", signer.stderr(log("signer.log")?).stdout(Stdio::null()))?;
         Ok((serve, signer))
@@ -228,7 +236,8 @@ impl Place {
 
     /// Runs the scenario; whether it succeeded.
     fn scenario(&self, args: &Args) -> Result<bool> {
-        let status = Command::new(self.bins.join("fleet-sim"))
+        let status = self
+            .program("fleet-sim")
             .args(["scenario", "support", "--server"])
             .arg(format!("http://127.0.0.1:{}", self.port))
             .arg("--dir")

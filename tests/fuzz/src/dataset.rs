@@ -40,7 +40,7 @@ fn built(corrections: &[Correction]) {
     assert_eq!(ended.into_iter().collect::<BTreeSet<_>>(), interactions);
     for sample in &set.samples {
         assert_eq!(sample.messages.last().map(|m| m.role.as_str()), Some("assistant"));
-        assert!(!sample.people.is_empty(), "erasure finds samples through people");
+        assert!(!sample.people.is_empty(), "somebody agreed on every sample");
     }
     assert_eq!(build(&policy, corrections, &guard).map(|s| s.digest), Ok(set.digest), "same input, same bytes");
 }

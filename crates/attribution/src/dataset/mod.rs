@@ -104,7 +104,7 @@ pub struct SampleV1 {
     /// What the model said, for preference training.
     pub rejected: String,
     pub chunks: Vec<String>,
-    /// People who agreed; erasure finds samples through this.
+    /// People who agreed, as the caller names them.
     pub people: Vec<String>,
     /// What the correction changed.
     pub edits: Vec<Edit>,

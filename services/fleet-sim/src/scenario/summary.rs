@@ -59,13 +59,12 @@ impl Summary {
         Ok(newest.context("no release is complete")?.to_owned())
     }
 
-    /// Digest over what was decided; times and speeds are left out.
-    fn decisions(&self) -> Digest {
-        let text = json!({
+    /// What was decided; times and speeds are left out.
+    fn decisions(&self) -> Value {
+        json!({
             "frozen": self.frozen, "dataset": self.dataset, "candidate": self.candidate, "steps": self.steps,
             "verdicts": self.verdicts, "heldout": [self.accuracy_before, self.accuracy_after],
-        });
-        Digest::of(text.to_string().as_bytes())
+        })
     }
 
     pub fn to_json(&self, args: &Args, held: bool) -> Value {
@@ -75,7 +74,8 @@ impl Summary {
             "parts": parts,
             "seed": args.seed,
             "phones": args.phones,
-            "decisions_digest": self.decisions(),
+            "decisions": self.decisions(),
+            "decisions_digest": Digest::of(self.decisions().to_string().as_bytes()),
             "full_downloads": self.full_downloads,
         });
         let Some(map) = out.as_object_mut() else { return out };

@@ -190,6 +190,7 @@ impl Memo {
         users.dedup();
         users.retain(|u| !self.answers.contains_key(&(bundle, u.clone())));
         if users.is_empty() {
+            self.engine = None; // nothing new is asked: its memory serves others, such as a training
             return Ok(());
         }
         if self.engine.as_ref().is_none_or(|(b, _)| *b != bundle) {

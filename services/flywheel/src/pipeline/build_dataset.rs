@@ -13,6 +13,7 @@ use flywheel_store::jobs::NewJob;
 use flywheel_types::{AppId, Error};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 
 pub const KIND: &str = "build_dataset";
 
@@ -76,6 +77,7 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     }
     // the same corrections in the same order make the same bytes
     votes.sort_by(|a, b| (&a.interaction_id, &a.person).cmp(&(&b.interaction_id, &b.person)));
+    number_people(&mut votes);
     let guard = guard(server, id).await?;
     // decide
     let dataset = build(&policy, &votes, &guard)
@@ -110,6 +112,17 @@ fn correction(row: &CorrectionRow, vote: &flywheel_store::corrections::VoteRow) 
     }
 }
 
+/// A dataset goes to trainers, and its digest must not depend on this installation: people are numbered as they appear.
+/// Who they are stays with the votes in the control database.
+fn number_people(votes: &mut [Correction]) {
+    let mut numbers = BTreeMap::new();
+    for vote in votes {
+        let next = numbers.len() + 1;
+        let number = *numbers.entry(vote.person.clone()).or_insert(next);
+        vote.person = format!("person-{number}");
+    }
+}
+
 /// Nothing that an evaluation asks about may be trained on: neither its questions nor, whatever is asked, the chunks
 /// that it asks about (the items' clusters; a cluster that is no chunk's id matches nothing).
 async fn guard(server: &Server, id: &AppId) -> Result<EvalGuard, Error> {
@@ -125,6 +138,30 @@ async fn guard(server: &Server, id: &AppId) -> Result<EvalGuard, Error> {
 
 /// Corrections whose sample is in the dataset; the others stay for the next one.
 fn used(accepted: &[CorrectionRow], dataset: &flywheel_attribution::dataset::DatasetV1) -> Vec<String> {
-    let kept: std::collections::BTreeSet<&str> = dataset.samples.iter().map(|s| s.interaction_id.as_str()).collect();
+    let kept: BTreeSet<&str> = dataset.samples.iter().map(|s| s.interaction_id.as_str()).collect();
     accepted.iter().filter(|c| kept.contains(c.interaction_id.as_str())).map(|c| c.correction_id.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_are_numbered_as_they_appear() {
+        let vote = |interaction: &str, person: &str| Correction {
+            interaction_id: interaction.into(),
+            person: person.into(),
+            trusted: false,
+            system: None,
+            question: "?".into(),
+            output: "1".into(),
+            corrected: Some("2".into()),
+            chunks: Vec::new(),
+            group: String::new(),
+        };
+        let mut votes = [vote("a", "token-z"), vote("a", "token-b"), vote("b", "token-b"), vote("c", "token-q")];
+        number_people(&mut votes);
+        let people: Vec<&str> = votes.iter().map(|v| v.person.as_str()).collect();
+        assert_eq!(people, ["person-1", "person-2", "person-2", "person-3"]);
+    }
 }
