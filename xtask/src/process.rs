@@ -12,10 +12,17 @@ pub fn root() -> PathBuf {
     here.parent().map_or(here.clone(), PathBuf::from)
 }
 
-/// `cargo` as it runs us, in the workspace root.
+/// `cargo` as it runs us, in the workspace root, with the environment that a person's `cargo` has: build scripts watch
+/// what cargo tells us about our own package, and half an hour of dependencies would be built again.
 pub fn cargo() -> Command {
     let mut c = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     c.current_dir(root());
+    for (name, _) in std::env::vars_os() {
+        let ours = |n: &str| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_");
+        if name.to_str().is_some_and(ours) {
+            c.env_remove(name);
+        }
+    }
     c
 }
 
