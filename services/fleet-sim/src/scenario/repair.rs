@@ -54,9 +54,9 @@ pub async fn improve(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         "       training, quantisation, evaluation and signing took {:.0} s",
         started.elapsed().as_secs_f64()
     ));
-    let state = follow(stage, &rollout, 80, out).await?;
+    let (state, share) = follow(stage, &rollout, 80, out).await?;
     ensure!(state == "complete", "the improvement ended as {state}");
-    out.promotion_share = 1.0;
+    out.promotion_share = share;
     out.promotion_steps.clone_from(&out.steps);
     story::no_innocent(stage, out)
 }
@@ -150,8 +150,9 @@ async fn trained(stage: &Stage, out: &mut Summary) -> Result<()> {
     Ok(())
 }
 
-/// Ticks until the rollout is over; prints each step with its intervals. Answers the final state.
-async fn follow(stage: &mut Stage, rollout: &str, most: u64, out: &mut Summary) -> Result<String> {
+/// Ticks until the rollout is over; prints each step with its intervals. Answers the final state and the share of the
+/// fleet in the treatment of the last plan.
+async fn follow(stage: &mut Stage, rollout: &str, most: u64, out: &mut Summary) -> Result<(String, f64)> {
     let (mut seen, mut forged) = (0, None);
     let path = format!("/v1/rollouts/{rollout}");
     for _ in 0..=most {
@@ -174,7 +175,7 @@ async fn follow(stage: &mut Stage, rollout: &str, most: u64, out: &mut Summary) 
         if matches!(state.as_str(), "complete" | "rolled_back" | "superseded") {
             ensure!(forged.is_none(), "the forged reports reached no gate report of {rollout}");
             out.verdicts.extend(words(&view));
-            return Ok(state);
+            return Ok((state, plans.last().map_or(0.0, |p| percent(&p["treatment"]) / 100.0)));
         }
         stage.tick().await?;
         let treatment = plans.last().and_then(|p| p["candidate_bundle"].as_str()).unwrap_or_default();
@@ -192,15 +193,19 @@ fn words(view: &Value) -> Vec<String> {
     gates.as_ref().and_then(Value::as_array).map(|g| g.iter().map(word).collect()).unwrap_or_default()
 }
 
+/// Width of a range of buckets, per cent of the fleet.
+fn percent(range: &Value) -> f64 {
+    (range["to"].as_f64().unwrap_or(0.0) - range["from"].as_f64().unwrap_or(0.0)) / 10_000.0
+}
+
 fn print_plan(stage: &Stage, plan: &Value, view: &Value) {
-    let ppm = |r: &Value| (r["to"].as_f64().unwrap_or(0.0) - r["from"].as_f64().unwrap_or(0.0)) / 10_000.0;
     say(&format!(
         "day {}: rollout {} → {:12} treatment {:5.1} %, control {:5.1} %: {}",
         stage.day(),
         plan["rollout_id"].as_str().unwrap_or_default(),
         plan["state"].as_str().unwrap_or_default(),
-        ppm(&plan["treatment"]),
-        ppm(&plan["control"]),
+        percent(&plan["treatment"]),
+        percent(&plan["control"]),
         plan["reason"].as_str().unwrap_or_default()
     ));
     let Some(verdict) = view["verdicts"].as_array().and_then(|v| v.last()) else { return };
@@ -262,7 +267,7 @@ pub async fn damage(stage: &mut Stage, out: &mut Summary) -> Result<()> {
             open_rollout(s).await
         })
         .await?;
-    let state = follow(stage, &rollout, 40, out).await?;
+    let (state, _) = follow(stage, &rollout, 40, out).await?;
     ensure!(state == "rolled_back", "the damaging rollout ended as {state}");
     let mails = mail::subjects(&stage.args.dir.join("mail"), &rollout)?;
     let told = mails.iter().find(|m| m.contains("rolling back") || m.contains("rolled back"));
