@@ -172,7 +172,12 @@ async fn rollout_id(
     bundle: Digest,
     candidate: Option<&CandidateId>,
 ) -> Result<RolloutId, Error> {
-    let before = server.store.rollout_list(id, false, 1000).await?.iter().filter(|r| r.treatment == bundle).count();
+    // a candidate can be published again as another bundle: what the id names is what is counted
+    let same = |r: &&RolloutRow| match candidate {
+        Some(c) => r.candidate_id.as_ref() == Some(c),
+        None => r.treatment == bundle,
+    };
+    let before = server.store.rollout_list(id, false, 1000).await?.iter().filter(same).count();
     let hex = bundle.to_hex();
     let name = candidate.map_or(&hex[..12], |c| c.as_str().trim_start_matches("c-"));
     RolloutId::new(format!("r-{name}-{}", before + 1)).map_err(Error::internal)
