@@ -73,6 +73,11 @@ pub struct VerdictRow {
     pub at: DateTime<Utc>,
 }
 
+impl VerdictRow {
+    /// The gate under which the whole report of a look is stored.
+    pub const WHOLE: &'static str = "all";
+}
+
 impl FromRow for VerdictRow {
     fn from_row(row: &Row) -> Result<Self> {
         Ok(Self {

@@ -9,7 +9,7 @@ use askama::Template;
 use axum::extract::State;
 use flywheel_store::findings::{FindingRow, FindingState};
 use flywheel_store::mail_outbox::MailState;
-use flywheel_store::rollouts::RolloutRow;
+use flywheel_store::rollouts::{RolloutRow, VerdictRow};
 use flywheel_types::{AppId, Digest, Error, JobState};
 use std::sync::Arc;
 
@@ -146,7 +146,7 @@ pub fn subject(f: &FindingRow) -> String {
 async fn rollout_views(server: &Server, app: &AppId, rows: &[RolloutRow]) -> Result<Vec<RolloutView>, Error> {
     let mut out = Vec::new();
     for row in rows {
-        let newest = server.store.rollout_verdict_latest(app, &row.rollout_id, "all").await?;
+        let newest = server.store.rollout_verdict_latest(app, &row.rollout_id, VerdictRow::WHOLE).await?;
         let report = newest.as_ref().map(report_of).transpose();
         let word = match &report {
             Ok(Some(r)) => r.word.clone(),

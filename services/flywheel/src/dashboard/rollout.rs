@@ -159,7 +159,7 @@ pub async fn show(
     let plans = plans.into_iter().map(|p| serde_json::from_value(p.plan)).collect::<Result<Vec<PlanV1>, _>>();
     let plans = plans.map_err(Error::internal)?;
     let verdicts = server.store.rollout_verdict_list(&who.app, &id).await?;
-    let verdicts: Vec<VerdictRow> = verdicts.into_iter().filter(|v| v.gate == "all").collect();
+    let verdicts: Vec<VerdictRow> = verdicts.into_iter().filter(|v| v.gate == VerdictRow::WHOLE).collect();
     let requests = server.store.rollout_request_list(&who.app, &id, false).await?;
     html(&Page {
         app: who.app.to_string(),
@@ -177,10 +177,10 @@ pub async fn show(
 /// # Errors
 /// `Internal` when it was stored in a form that cannot be read.
 pub fn newest_report(verdicts: &[VerdictRow]) -> Result<Option<GateReportV1>, Error> {
-    verdicts.iter().rev().find(|v| v.gate == "all").map(report_of).transpose()
+    verdicts.iter().rev().find(|v| v.gate == VerdictRow::WHOLE).map(report_of).transpose()
 }
 
-/// What a row of the gate `all` holds.
+/// What a row of the gate [`VerdictRow::WHOLE`] holds.
 ///
 /// # Errors
 /// `Internal` when it was stored in a form that cannot be read.

@@ -184,8 +184,15 @@ async fn rollout(t: &TestServer) -> RolloutId {
     for (look, (verdict, word)) in looks.into_iter().enumerate() {
         let numbers = serde_json::to_value(report(verdict, word)).unwrap();
         let look = i64::try_from(look).unwrap();
-        let row =
-            VerdictRow { rollout_id: id.clone(), look, gate: "all".into(), generation: 1, verdict, numbers, at: now() };
+        let row = VerdictRow {
+            rollout_id: id.clone(),
+            look,
+            gate: VerdictRow::WHOLE.into(),
+            generation: 1,
+            verdict,
+            numbers,
+            at: now(),
+        };
         tx.rollout_verdict_append(&t.app, &row).await.unwrap();
     }
     tx.rollout_request_create(&t.app, &id, RequestVerb::Pause, "ann", "<i>wait</i>", &json!(null)).await.unwrap();

@@ -79,7 +79,8 @@ pub async fn start(server: &Server, id: &AppId, request: StartRequest) -> Result
     let settings = app(server, id).await?.settings;
     let policy = policy(&settings, request.policy.clone())?;
     let control = server.store.release_last_complete(id).await?.map(|r| r.manifest);
-    let rollout_id = rollout_id(server, id, request.bundle, release.candidate_id.as_ref()).await?;
+    let earlier = server.store.rollout_list(id, false, 1000).await?;
+    let rollout_id = rollout_id(request.bundle, release.candidate_id.as_ref(), &earlier)?;
     let Some(control) = control else {
         return first_bundle(server, id, &rollout_id, request, &policy, release.candidate_id).await;
     };
@@ -163,21 +164,16 @@ fn invalid(e: flywheel_experiment::ExperimentError) -> Error {
     Error::invalid("rollout_refused", e.to_string(), "correct the policy or the request")
 }
 
-/// A derived id: bundle and number of this attempt, so that a second try of the same bundle shuffles anew.
+/// A derived id: name and number of this attempt, so that a second try of the same model shuffles the fleet anew.
 /// Names the candidate, so that two servers that do the same with the same model shuffle the fleet in the same way: the
 /// digest of a bundle also covers what the evaluation measured, which is never twice the same.
-async fn rollout_id(
-    server: &Server,
-    id: &AppId,
-    bundle: Digest,
-    candidate: Option<&CandidateId>,
-) -> Result<RolloutId, Error> {
+fn rollout_id(bundle: Digest, candidate: Option<&CandidateId>, earlier: &[RolloutRow]) -> Result<RolloutId, Error> {
     // a candidate can be published again as another bundle: what the id names is what is counted
     let same = |r: &&RolloutRow| match candidate {
         Some(c) => r.candidate_id.as_ref() == Some(c),
-        None => r.treatment == bundle,
+        None => r.candidate_id.is_none() && r.treatment == bundle,
     };
-    let before = server.store.rollout_list(id, false, 1000).await?.iter().filter(same).count();
+    let before = earlier.iter().filter(same).count();
     let hex = bundle.to_hex();
     let name = candidate.map_or(&hex[..12], |c| c.as_str().trim_start_matches("c-"));
     RolloutId::new(format!("r-{name}-{}", before + 1)).map_err(Error::internal)
@@ -349,4 +345,44 @@ async fn publish_assignment(
         next
     });
     server.publish(id, Publication { assignment, ..Publication::default() }).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chrono::DateTime;
+
+    fn earlier(candidate: Option<&CandidateId>, bundle: Digest) -> RolloutRow {
+        let at = DateTime::UNIX_EPOCH;
+        RolloutRow {
+            app_id: AppId::new("shop").unwrap(),
+            rollout_id: RolloutId::new("r-x-1").unwrap(),
+            candidate_id: candidate.cloned(),
+            treatment: bundle,
+            control: None,
+            state: RolloutState::Complete,
+            generation: 1,
+            policy: Value::Null,
+            reason: None,
+            created_by: "test".into(),
+            created_at: at,
+            state_since: at,
+        }
+    }
+
+    #[test]
+    fn the_attempts_of_a_candidate_are_counted_over_its_bundles() {
+        let (one, other) = (CandidateId::new("c-one").unwrap(), CandidateId::new("c-other").unwrap());
+        let (first, second) = (Digest::of(b"first"), Digest::of(b"second"));
+        let rows = [earlier(Some(&one), first), earlier(Some(&other), second), earlier(None, second)];
+        let id = |bundle, candidate| rollout_id(bundle, candidate, &rows).unwrap().to_string();
+        assert_eq!(id(second, Some(&one)), "r-one-2", "published again as another bundle");
+        assert_eq!(id(first, Some(&CandidateId::new("c-new").unwrap())), "r-new-1");
+        assert_eq!(
+            id(second, None),
+            format!("r-{}-2", &second.to_hex()[..12]),
+            "without a candidate the bundle counts"
+        );
+        assert_eq!(id(first, None), format!("r-{}-1", &first.to_hex()[..12]));
+    }
 }

@@ -6,6 +6,7 @@ use flywheel_experiment::gate::{BaselineV1, GateReportV1, GateSpecV1};
 use flywheel_experiment::planner::{ArmInventory, Inventory, PlanV1, RingDevice, RolloutPolicyV1};
 use flywheel_lake::read::{HeldBundle, InventoryRow};
 use flywheel_store::apps::AppSettings;
+use flywheel_store::rollouts::VerdictRow;
 use flywheel_types::assign::{Arm, bucket};
 use flywheel_types::rows::DeviceHistory;
 use flywheel_types::{AppId, Digest, Error, InstallId, RolloutId, RolloutState, TrustClass};
@@ -15,8 +16,6 @@ use std::collections::HashMap;
 const BASELINE_DAYS: i64 = 7;
 /// A share is given in parts per million.
 const PPM: u64 = 1_000_000;
-/// Gate under which the whole report of a look is stored.
-pub const WHOLE: &str = "all";
 
 /// Freezes the gate spec from what the incumbent did: rejection rate, latency by device class, fleet size.
 ///
@@ -50,7 +49,7 @@ pub async fn freeze_spec(
 /// # Errors
 /// Of the database.
 pub async fn last_report(server: &Server, app: &AppId, rollout: &RolloutId) -> Result<Option<GateReportV1>, Error> {
-    let newest = server.store.rollout_verdict_latest(app, rollout, WHOLE).await?;
+    let newest = server.store.rollout_verdict_latest(app, rollout, VerdictRow::WHOLE).await?;
     newest.map(|v| serde_json::from_value(v.numbers).map_err(Error::internal)).transpose()
 }
 

@@ -65,7 +65,7 @@ impl Look {
         Ok(Some(VerdictRow {
             rollout_id: rollout.clone(),
             look: self.now.timestamp(),
-            gate: evidence::WHOLE.into(),
+            gate: VerdictRow::WHOLE.into(),
             generation: i64::try_from(generation).unwrap_or(i64::MAX),
             verdict: report.verdict,
             numbers: serde_json::to_value(report).map_err(Error::internal)?,
