@@ -6,6 +6,7 @@ use super::Bench;
 use crate::{postgres::Cluster, process};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,12 +25,13 @@ struct Place {
     target: (&'static str, f64),
 }
 
-/// The targets of the release. On a disk a rate says little without the rate of fdatasync, so the ratio counts.
+/// The targets of the release. On a disk a rate says little without the rate of fdatasync, so the ratio counts. It speaks of
+/// the queue only where the disk binds: tmpfs comes first, and says what the processor alone would allow.
 const PLACES: &[Place] = &[
-    Place { backend: "sqlite", medium: "disk", root: DISK, jobs: 500, target: ("jobs_per_fdatasync", 0.45) },
-    Place { backend: "postgres", medium: "disk", root: DISK, jobs: 2000, target: ("jobs_per_fdatasync", 1.5) },
     Place { backend: "sqlite", medium: "tmpfs", root: TMPFS, jobs: 6000, target: ("jobs_per_s", 1000.0) },
     Place { backend: "postgres", medium: "tmpfs", root: TMPFS, jobs: 6000, target: ("jobs_per_s", 2000.0) },
+    Place { backend: "sqlite", medium: "disk", root: DISK, jobs: 500, target: ("jobs_per_fdatasync", 0.45) },
+    Place { backend: "postgres", medium: "disk", root: DISK, jobs: 2000, target: ("jobs_per_fdatasync", 1.5) },
 ];
 
 /// Survives a reboot by convention, so it is no tmpfs; `/tmp` may be one.
@@ -53,8 +55,9 @@ pub fn drive(bench: &Bench, peer: bool) -> Result<Value> {
     let (mut rows, mut left_out) = (Vec::new(), Vec::new());
     println!("| queue | database | on | jobs/s | fdatasync/s, same run | jobs per fdatasync | target |");
     println!("|---|---|---|---|---|---|---|");
+    let mut unbound = HashMap::new();
     for place in PLACES {
-        match measure(place, &queues)? {
+        match measure(place, &queues, &mut unbound)? {
             Some(found) => rows.extend(found),
             None => left_out.push(format!("{} on {}: initdb is not installed", place.backend, place.medium)),
         }
@@ -68,7 +71,7 @@ pub fn drive(bench: &Bench, peer: bool) -> Result<Value> {
     }))
 }
 
-fn measure(place: &Place, queues: &[Queue<'_>]) -> Result<Option<Vec<Value>>> {
+fn measure(place: &Place, queues: &[Queue<'_>], unbound: &mut Unbound) -> Result<Option<Vec<Value>>> {
     check_medium(place)?;
     let folder = Folder::new(Path::new(place.root).join(format!("flywheel-bench-{}", std::process::id())))?;
     let cluster = match place.backend {
@@ -89,7 +92,7 @@ fn measure(place: &Place, queues: &[Queue<'_>]) -> Result<Option<Vec<Value>>> {
             runs.push(once(name, program(), place, &url, &folder.0)?);
         }
     }
-    Ok(Some(queues.iter().zip(runs).map(|((name, _), runs)| summary(name, place, &runs)).collect()))
+    Ok(Some(queues.iter().zip(runs).map(|((name, _), runs)| summary(name, place, &runs, unbound)).collect()))
 }
 
 /// One run of one program on an empty database; answers its report.
@@ -101,8 +104,11 @@ fn once(name: &str, mut program: Command, place: &Place, url: &str, folder: &Pat
     Ok(serde_json::from_slice(&std::fs::read(&report)?)?)
 }
 
+/// Jobs per second of a queue and database where a sync costs nothing.
+type Unbound = HashMap<(&'static str, &'static str), f64>;
+
 /// The run with the median of what the target is about, and all runs.
-fn summary(name: &str, place: &Place, runs: &[Value]) -> Value {
+fn summary(name: &'static str, place: &Place, runs: &[Value], unbound: &mut Unbound) -> Value {
     let figure = |run: &Value, field: &str| run[field].as_f64().unwrap_or(0.0);
     let (field, least) = place.target;
     let mut sorted: Vec<&Value> = runs.iter().collect();
@@ -110,6 +116,12 @@ fn summary(name: &str, place: &Place, runs: &[Value]) -> Value {
     let median = sorted.get(sorted.len() / 2).copied().cloned().unwrap_or_default();
     let met = figure(&median, field) >= least;
     let ours = name == "flywheel";
+    if place.medium == "tmpfs" {
+        unbound.insert((name, place.backend), figure(&median, "jobs_per_s"));
+    }
+    let free = unbound.get(&(name, place.backend)).copied().unwrap_or(f64::INFINITY);
+    // no queue of this speed could reach the ratio on a disk as fast as this
+    let cpu_binds = field == "jobs_per_fdatasync" && free < least * figure(&median, "fdatasync_per_s");
     println!(
         "| {name} | {} | {} | {:.0} | {:.0} | {:.2} | {} |",
         place.backend,
@@ -119,10 +131,12 @@ fn summary(name: &str, place: &Place, runs: &[Value]) -> Value {
         figure(&median, "jobs_per_fdatasync"),
         match (ours, met) {
             (false, _) => "–".into(),
-            (true, met) => format!("{field} ≥ {least}{}", if met { "" } else { ": not met" }),
+            (true, true) => format!("{field} ≥ {least}"),
+            (true, false) if cpu_binds => format!("{field} ≥ {least}: the processor binds, {free:.0} jobs/s on tmpfs"),
+            (true, false) => format!("{field} ≥ {least}: not met"),
         },
     );
-    let target = ours.then(|| json!({"field": field, "least": least, "met": met}));
+    let target = ours.then(|| json!({"field": field, "least": least, "met": met, "cpu_binds": cpu_binds}));
     json!({
         "queue": name, "backend": place.backend, "medium": place.medium,
         "target": target, "median": median, "runs": runs,

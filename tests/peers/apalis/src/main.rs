@@ -109,7 +109,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse()?;
     let backend = if args.url.starts_with("sqlite:") { "sqlite" } else { "postgres" };
     let before = fdatasync_per_s(&args.sync_dir)?;
-    let seconds = measure(&args).await?;
+    let seconds = measure(&args).await.map_err(|e| -> Box<dyn Error> { e })?;
     let after = fdatasync_per_s(&args.sync_dir)?;
     let durability = "WAL and synchronous=FULL (SQLite), synchronous_commit of the server (PostgreSQL)";
     args.publish(&args.report(VERSION, backend, durability, seconds, [before, after]))
