@@ -1,5 +1,6 @@
 //! `cargo xtask bench NAME [--json FILE]`: runs a benchmark program of the crate it measures.
 
+mod ingest;
 mod jobs;
 
 use crate::process;
@@ -18,8 +19,10 @@ struct Bench {
 }
 
 /// All of them. A new one is a line here and an example in the crate that it measures.
-const BENCHES: &[Bench] =
-    &[Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) }];
+const BENCHES: &[Bench] = &[
+    Bench { name: "ingest", package: "flywheel-tests", example: "otlp_load", drive: Some(ingest::drive) },
+    Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
+];
 
 /// Arguments of the command.
 #[derive(clap::Args)]

@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask demo | test | check | bench | browser | fuzz | model`. Everything a newcomer needs
+//! Developer commands: `cargo xtask demo | test | check | bench | browser | docs | fuzz | model`. Everything a newcomer needs
 //! is here, so that the README can promise two commands.
 #![expect(clippy::print_stdout, reason = "a command-line program talks to its user")]
 
@@ -6,6 +6,7 @@ mod bench;
 mod browser;
 mod check;
 mod demo;
+mod docs;
 mod fuzz;
 mod memory;
 mod model;
@@ -42,6 +43,8 @@ enum Command {
     Browser(browser::Args),
     /// Fuzz the decoders of bytes from outside (docs/fuzzing.md).
     Fuzz(fuzz::Args),
+    /// Make the pages that are made from other files.
+    Docs,
     /// Fetch and verify the demo's models into the cache folder.
     Model,
 }
@@ -54,6 +57,7 @@ fn main() -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Browser(args) => browser::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Docs => docs::run(&process::root()),
         Command::Model => {
             let models = model::ensure()?;
             println!("models are in {}", models.display());

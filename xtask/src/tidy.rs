@@ -71,6 +71,7 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
     let mut problems = arrow_problems(&deps);
     problems.extend(naming_problems(&deps));
     problems.extend(file_problems(root)?);
+    problems.extend(crate::docs::stale(root));
     Ok(problems)
 }
 

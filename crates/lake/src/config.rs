@@ -23,8 +23,10 @@ pub struct LakeConfig {
     pub ingest: Settings,
     /// Longest time acknowledged rows wait before they are committed.
     pub commit_interval: Duration,
-    /// Acknowledged rows above this are committed at once, bytes.
-    pub commit_bytes: usize,
+    /// Acknowledged rows above this are committed at once, and no commit takes much more, log bytes.
+    pub commit_bytes: u64,
+    /// A server that starts with more than this in its log answers no queries until less is left, log bytes.
+    pub replay_bytes: u64,
     /// Memory all queries may use together, bytes.
     pub query_memory_bytes: usize,
 }
@@ -48,7 +50,8 @@ impl LakeConfig {
             writer_id: "ingest-0".to_owned(),
             ingest: Settings::default(),
             commit_interval: Duration::from_secs(10),
-            commit_bytes: 64 << 20,
+            commit_bytes: 512 << 20,
+            replay_bytes: 512 << 20,
             query_memory_bytes: 256 << 20,
         })
     }

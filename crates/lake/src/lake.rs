@@ -3,12 +3,15 @@
 use crate::committer;
 use crate::config::LakeConfig;
 use crate::error::LakeError;
+use crate::replay::{ReplayProgress, ReplayState};
 use crate::table::LakeTable;
+use crate::threads::Threads;
 use crate::versions::Versions;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
-use flywheel_telemetry::{Buffers, Ingestor, Recovery, Table, TableRows};
+use flywheel_telemetry::{Buffers, Ingestor, Recovery, Table};
 use flywheel_types::Error;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 pub(crate) struct Inner {
     pub config: LakeConfig,
@@ -16,45 +19,17 @@ pub(crate) struct Inner {
     pub ingestor: Arc<Ingestor>,
     pub buffers: Arc<Buffers>,
     pub runtime: Arc<RuntimeEnv>,
-    pub queries: QueryThreads,
+    pub queries: Threads,
+    /// Commits and compactions.
+    pub upkeep: Threads,
+    /// Small files are being joined.
+    pub tidying: AtomicBool,
+    pub replay: ReplayState,
 }
 
 impl Inner {
     pub fn table(&self, table: Table) -> &LakeTable {
         &self.tables[table as usize]
-    }
-}
-
-/// Threads for queries people write. A join of large tables computes for seconds between two points where it can be
-/// cancelled; on these threads it delays other queries only, never intake or the time-out of its caller.
-pub(crate) struct QueryThreads {
-    runtime: Option<tokio::runtime::Runtime>,
-    /// Queries that may run at once.
-    pub slots: Arc<tokio::sync::Semaphore>,
-}
-
-impl QueryThreads {
-    fn start() -> Result<Self, LakeError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(QUERIES_AT_ONCE)
-            .thread_name("query")
-            .enable_all()
-            .build()
-            .map_err(|source| LakeError::Io { what: "cannot start query threads".to_owned(), source })?;
-        Ok(Self { runtime: Some(runtime), slots: Arc::new(tokio::sync::Semaphore::new(QUERIES_AT_ONCE)) })
-    }
-
-    /// Handle to spawn on; `None` only while the lake is dropped.
-    pub fn handle(&self) -> Option<&tokio::runtime::Handle> {
-        self.runtime.as_ref().map(tokio::runtime::Runtime::handle)
-    }
-}
-
-impl Drop for QueryThreads {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
     }
 }
 
@@ -74,8 +49,8 @@ impl Drop for Lake {
 }
 
 impl Lake {
-    /// Opens the tables, replays what the log holds beyond them (memory bounded by `commit_bytes`), and starts intake
-    /// and the committer. Needs a tokio runtime.
+    /// Opens the tables, finds what the log holds beyond them, and starts intake and the committer. Rows of the log are not
+    /// read for it: while many are left, queries are refused and say how far it is. Needs a tokio runtime.
     ///
     /// # Errors
     /// When another process owns the log, a file cannot be read, or a table cannot be opened.
@@ -85,35 +60,25 @@ impl Lake {
             open.try_into().map_err(|_| LakeError::Unexpected("wrong number of tables".to_owned()))?;
         let mut recovery = Recovery::open(config.log.clone())?;
         let buffers = recovery.buffers();
-        let committed = |t: Table| tables[t as usize].committed();
-        let highest = Table::INGESTED.into_iter().map(committed).max().unwrap_or(0);
-        let mut replayed = 0usize;
+        let committed = Table::ALL.map(|t| tables[t as usize].committed());
+        let highest = committed.into_iter().max().unwrap_or(0);
+        let mut rows = 0;
         while let Some(group) = recovery.next_group()? {
-            let mut rows = TableRows::default();
-            for table in Table::INGESTED {
-                if let Some(batch) = group.rows.get(table)
-                    && group.seq > tables[table as usize].committed()
-                {
-                    replayed += batch.num_rows();
-                    rows.set(table, batch.clone());
-                }
-            }
-            buffers.push(group.seq, &rows);
-            if buffers.bytes() > config.commit_bytes {
-                for table in Table::INGESTED {
-                    tables[table as usize].commit_upto(group.seq, &buffers).await?;
-                }
-            }
+            let left = group.rows.into_iter().filter(|s| s.seq > committed[s.table as usize]);
+            buffers.push(group.seq, left.inspect(|s| rows += s.rows));
         }
         for d in recovery.damage() {
             tracing::error!(file = %d.path.display(), offset = d.offset, detail = %d.detail, "part of the log is lost");
         }
-        tracing::info!(rows = replayed, "log replayed");
+        let bytes = buffers.bytes();
+        tracing::info!(rows, bytes, "the log holds rows that are not in the tables");
         let ingestor = Arc::new(recovery.start(config.ingest.clone(), highest)?);
         let runtime = RuntimeEnvBuilder::new().with_memory_limit(config.query_memory_bytes, 1.0).build_arc()?;
         let interval = config.commit_interval;
-        let queries = QueryThreads::start()?;
-        let inner = Arc::new(Inner { config, tables, ingestor, buffers, runtime, queries });
+        let (queries, upkeep) = (Threads::start("query", QUERIES_AT_ONCE)?, Threads::start("upkeep", 1)?);
+        let tidying = AtomicBool::new(false);
+        let replay = ReplayState::new(bytes, config.replay_bytes);
+        let inner = Arc::new(Inner { config, tables, ingestor, buffers, runtime, queries, upkeep, tidying, replay });
         let committer = tokio::spawn(committer::run(Arc::downgrade(&inner), interval));
         Ok(Self { inner, committer })
     }
@@ -131,7 +96,6 @@ impl Lake {
     pub async fn flush(&self) -> Result<(), Error> {
         let target = self.inner.ingestor.settle().await?;
         committer::commit(&self.inner, target).await?;
-        committer::release(&self.inner).await?;
         Ok(())
     }
 
@@ -142,6 +106,12 @@ impl Lake {
     pub async fn flush_and_watermark(&self) -> Result<Versions, Error> {
         self.flush().await?;
         Ok(self.versions())
+    }
+
+    /// How much of the log of an earlier run is still to be committed; `None` when queries are answered.
+    #[must_use]
+    pub fn replaying(&self) -> Option<ReplayProgress> {
+        self.inner.replay.progress(self.inner.buffers.bytes())
     }
 
     /// Current Delta version of a table.

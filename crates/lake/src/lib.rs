@@ -6,6 +6,7 @@
 //! once, because the Delta snapshot and the end of the buffers change under one lock; every read is of one app, and
 //! the filter sits in the table provider.
 
+mod append;
 mod committer;
 mod config;
 mod error;
@@ -13,8 +14,10 @@ mod lake;
 mod maintain;
 mod provider;
 pub mod read;
+mod replay;
 mod sql;
 mod table;
+mod threads;
 mod versions;
 
 pub use config::LakeConfig;
@@ -22,5 +25,6 @@ pub use error::LakeError;
 pub use flywheel_telemetry::Table;
 pub use lake::Lake;
 pub use maintain::{CompactReport, VacuumReport};
+pub use replay::ReplayProgress;
 pub use sql::{SqlLimits, SqlResult};
 pub use versions::Versions;

@@ -1,13 +1,20 @@
-//! Upkeep: joining small files, and deleting files no version needs any more. Both hold the table's commit lock, so
-//! they never race with the committer of this process; other writers are handled by Delta's conflict check.
+//! Upkeep: joining small files, and deleting files no version needs any more. Joining runs beside the committer: neither
+//! takes away what the other added, and Delta's conflict check puts their commits in an order. Deleting holds the table's
+//! commit lock: a file of a commit that is being made is in no version yet.
 
+use crate::append::properties;
 use crate::error::LakeError;
-use crate::lake::Lake;
+use crate::lake::{Inner, Lake};
+use crate::table::View;
 use chrono::Duration;
+use deltalake::DeltaTable;
+use deltalake::operations::optimize::Metrics;
 use deltalake::operations::vacuum::VacuumMode;
 use flywheel_telemetry::Table;
 use flywheel_types::Error;
+use std::collections::HashMap;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 /// What a compaction did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +30,53 @@ pub struct VacuumReport {
     pub files_deleted: Vec<String>,
 }
 
-/// Files are joined up to this size, bytes.
-const TARGET_FILE_BYTES: u64 = 128 << 20;
+/// Files are joined up to this size, bytes. A commit under load writes files of about this size, which are then left alone.
+const TARGET_FILE_BYTES: u64 = 64 << 20;
+
+/// A file that is smaller should be joined with others, bytes.
+const SMALL_FILE_BYTES: i64 = 16 << 20;
+/// So many small files in one partition are joined without being asked.
+const CROWD: usize = 16;
+
+/// Whether a partition has gathered many small files.
+fn is_crowded(table: &DeltaTable) -> bool {
+    let Ok(state) = table.snapshot() else { return false };
+    let mut small: HashMap<String, usize> = HashMap::new();
+    for file in state.log_data().iter().filter(|f| f.size() < SMALL_FILE_BYTES) {
+        let path = file.path();
+        let partition = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        *small.entry(partition.to_owned()).or_default() += 1;
+    }
+    small.values().any(|n| *n >= CROWD)
+}
+
+/// Joins the files of crowded partitions, table by table.
+pub(crate) async fn tidy_up(inner: &Inner) {
+    for table in Table::ALL {
+        if !is_crowded(&inner.table(table).view().delta) {
+            continue;
+        }
+        if let Err(e) = compact(inner, table).await {
+            tracing::warn!(table = table.name(), error = %e, "small files could not be joined; the next commit tries again");
+        }
+    }
+}
+
+async fn compact(inner: &Inner, table: Table) -> Result<Metrics, LakeError> {
+    let handle = inner.table(table);
+    let before = handle.view().delta;
+    let (_, metrics) = before
+        .optimize()
+        .with_target_size(NonZeroU64::new(TARGET_FILE_BYTES).unwrap_or(NonZeroU64::MIN))
+        .with_max_concurrent_tasks(1)
+        .with_writer_properties(properties())
+        .await?;
+    let _one = handle.commit.lock().await;
+    let View { mut delta, committed } = handle.view();
+    delta.update_state().await?;
+    handle.install(delta, committed, &inner.buffers);
+    Ok(metrics)
+}
 
 impl Lake {
     /// Joins the small files of every partition (Delta `OPTIMIZE`). Rows do not change, and neither does what a
@@ -33,17 +85,8 @@ impl Lake {
     /// # Errors
     /// When the table cannot be read or written; it is unchanged then.
     pub async fn compact(&self, table: Table) -> Result<CompactReport, Error> {
-        let handle = self.inner.table(table);
-        let _one = handle.commit.lock().await;
-        let view = handle.view();
-        let (delta, metrics) = view
-            .delta
-            .optimize()
-            .with_target_size(NonZeroU64::new(TARGET_FILE_BYTES).unwrap_or(NonZeroU64::MIN))
-            .with_max_concurrent_tasks(1)
-            .await
-            .map_err(LakeError::from)?;
-        handle.install(delta, view.committed, &self.inner.buffers);
+        let inner = Arc::clone(&self.inner);
+        let metrics = self.inner.upkeep.run(async move { compact(&inner, table).await }).await?;
         Ok(CompactReport { files_removed: metrics.num_files_removed, files_added: metrics.num_files_added })
     }
 

@@ -4,24 +4,29 @@
 use crate::error::LakeError;
 use crate::lake::Inner;
 use crate::versions::Versions;
-use arrow::array::RecordBatch;
+use arrow::array::{RecordBatch, new_null_array};
 use arrow::datatypes::{Schema, SchemaRef};
 use async_trait::async_trait;
+use datafusion::catalog::streaming::StreamingTable;
 use datafusion::catalog::{
     CatalogProvider, MemoryCatalogProvider, MemoryCatalogProviderList, MemorySchemaProvider, SchemaProvider, Session,
 };
-use datafusion::datasource::{MemTable, TableProvider, TableType, provider_as_source};
-use datafusion::error::Result;
+use datafusion::datasource::{TableProvider, TableType, provider_as_source};
+use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, TableProviderFilterPushDown, cast, col, lit};
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::SessionConfig;
 use datafusion::scalar::ScalarValue;
 use deltalake::DeltaTable;
 use deltalake::delta_datafusion::{DeltaScanConfig, DeltaScanNext};
 use deltalake::kernel::Add;
 use flywheel_telemetry::Table;
+use flywheel_telemetry::wal::Stored;
 use flywheel_types::AppId;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -48,7 +53,7 @@ impl AppTable {
         table: Table,
         delta: &DeltaTable,
         files: Option<Vec<Add>>,
-        rows: Vec<RecordBatch>,
+        rows: Vec<Stored>,
     ) -> std::result::Result<Self, LakeError> {
         let schema = table.schema();
         let plain = Arc::new(Schema::new(schema.fields().clone()));
@@ -70,17 +75,47 @@ impl AppTable {
         let mut plan =
             LogicalPlanBuilder::scan(table.name(), provider_as_source(Arc::new(scan)), None)?.project(columns)?;
         if !rows.is_empty() {
-            let rows = rows
-                .iter()
-                .map(|b| RecordBatch::try_new(Arc::clone(&plain), b.columns().to_vec()))
-                .collect::<std::result::Result<_, _>>()?;
-            let memory = MemTable::try_new(plain, vec![rows])?;
-            let fresh = LogicalPlanBuilder::scan(table.name(), provider_as_source(Arc::new(memory)), None)?;
-            plan = plan.union(fresh.build()?)?;
+            let fresh = fresh_rows(plain, rows)?;
+            plan = plan.union(LogicalPlanBuilder::scan(table.name(), provider_as_source(fresh), None)?.build()?)?;
         }
         let plan = plan.filter(col("app").eq(lit(app.as_str())))?.build()?;
         let schema = Arc::new(plan.schema().as_arrow().clone());
         Ok(Self { plan, schema })
+    }
+}
+
+/// Rows that are only acknowledged, read from the log while the query runs: a backlog takes no memory.
+fn fresh_rows(schema: SchemaRef, rows: Vec<Stored>) -> Result<Arc<dyn TableProvider>> {
+    let (even, odd): (Vec<_>, Vec<_>) = rows.into_iter().enumerate().partition(|(i, _)| i % 2 == 0);
+    let partition = |rows: Vec<(usize, Stored)>| -> Arc<dyn PartitionStream> {
+        Arc::new(Fresh { schema: Arc::clone(&schema), rows: rows.into_iter().map(|(_, r)| r).collect() })
+    };
+    Ok(Arc::new(StreamingTable::try_new(Arc::clone(&schema), vec![partition(even), partition(odd)])?))
+}
+
+/// Rows of the log as one partition of a plan.
+#[derive(Debug)]
+struct Fresh {
+    schema: SchemaRef,
+    rows: Vec<Stored>,
+}
+
+impl PartitionStream for Fresh {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let schema = Arc::clone(&self.schema);
+        let batches = self.rows.clone().into_iter().map(move |stored| {
+            let batch = stored.load().map_err(|e| DataFusionError::External(Box::new(e)))?;
+            // columns that a record of an earlier program does not have are NULL
+            let columns = schema.fields().iter().map(|f| {
+                let found = batch.column_by_name(f.name()).cloned();
+                found.unwrap_or_else(|| new_null_array(f.data_type(), batch.num_rows()))
+            });
+            Ok(RecordBatch::try_new(Arc::clone(&schema), columns.collect())?)
+        });
+        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), futures::stream::iter(batches)))
     }
 }
 

@@ -79,6 +79,7 @@ impl Lake {
         if query.len() > limits.max_text {
             return Err(refused(format!("the query is {} bytes long, {} is the limit", query.len(), limits.max_text)));
         }
+        self.inner.replay.ready(self.inner.buffers.bytes())?;
         let run = async {
             let slots = Arc::clone(&self.inner.queries.slots);
             let slot = slots.acquire_owned().await.map_err(Error::internal)?;

@@ -1,16 +1,15 @@
 //! One Delta table with the watermark of this writer: opening, creating, appending exactly once.
 
+use crate::append::{Append, PARTITIONS};
 use crate::config::LakeConfig;
 use crate::error::LakeError;
 use arrow::array::RecordBatch;
-use arrow::compute::concat_batches;
 use deltalake::kernel::engine::arrow_conversion::TryIntoKernel;
-use deltalake::kernel::transaction::CommitProperties;
-use deltalake::kernel::{StructType, Transaction};
-use deltalake::operations::write::SchemaMode;
+use deltalake::kernel::{Add, StructType};
 use deltalake::protocol::SaveMode;
 use deltalake::{DeltaTable, DeltaTableBuilder, TableProperty};
-use flywheel_telemetry::{Buffers, Table};
+use flywheel_telemetry::wal::Stored;
+use flywheel_telemetry::{Buffers, Table, TelemetryError};
 use std::sync::{PoisonError, RwLock};
 use tokio::sync::Mutex;
 
@@ -20,6 +19,12 @@ pub(crate) struct View {
     pub delta: DeltaTable,
     /// Log records up to here are in `delta`; later ones are in the buffers.
     pub committed: u64,
+}
+
+/// What a commit wrote.
+pub(crate) struct Committed {
+    pub version: u64,
+    pub files: Vec<Add>,
 }
 
 /// One table of the lake.
@@ -53,6 +58,7 @@ impl LakeTable {
         let mut delta = builder.build()?;
         if delta.verify_deltatable_existence().await? {
             delta.load().await?;
+            delta = widen(delta, table).await?;
         } else {
             delta = create(&delta, table).await?;
         }
@@ -72,7 +78,7 @@ impl LakeTable {
     }
 
     /// The current view with the rows that are acknowledged but not in it, at one moment.
-    pub fn view_with_rows(&self, buffers: &Buffers) -> (View, Vec<RecordBatch>) {
+    pub fn view_with_rows(&self, buffers: &Buffers) -> (View, Vec<Stored>) {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         let rows = buffers.range(self.table, view.committed, u64::MAX);
         (view.clone(), rows)
@@ -103,21 +109,25 @@ impl LakeTable {
         Ok(table)
     }
 
-    /// Commits the rows of log records up to `target`. After an error the transaction id in the table decides
-    /// whether the commit happened: object stores may report a successful write as failed.
-    pub async fn commit_upto(&self, target: u64, buffers: &Buffers) -> Result<(), LakeError> {
+    /// Commits the rows of log records up to `target`; answers what it wrote. After an error the transaction id in the
+    /// table decides whether the commit happened: object stores may report a successful write as failed.
+    pub async fn commit_upto(&self, target: u64, buffers: &Buffers) -> Result<Option<Committed>, LakeError> {
         let _one = self.commit.lock().await;
         let View { delta, committed } = self.view();
         if target <= committed {
-            return Ok(());
+            return Ok(None);
         }
         let rows = buffers.range(self.table, committed, target);
         if rows.is_empty() {
             self.install(delta, target, buffers);
-            return Ok(());
+            return Ok(None);
         }
-        match append(delta.clone(), self.table, &self.writer_id, target, &rows).await {
-            Ok(new) => self.install(new, target, buffers),
+        match append_stored(delta.clone(), &self.writer_id, target, &rows).await {
+            Ok((new, files)) => {
+                let version = new.version().unwrap_or_default();
+                self.install(new, target, buffers);
+                return Ok(Some(Committed { version, files }));
+            }
             Err(e) => {
                 let mut fresh = delta;
                 fresh.update_state().await?;
@@ -131,7 +141,7 @@ impl LakeTable {
                 }
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Highest sequence number that `writer_id` has in the table now, also from another process; 0 for none.
@@ -161,7 +171,7 @@ impl LakeTable {
             self.install(delta, committed, buffers);
             return Ok(false);
         }
-        match append(delta.clone(), self.table, writer_id, seq, std::slice::from_ref(rows)).await {
+        match append_rows(delta.clone(), writer_id, seq, rows).await {
             Ok(new) => self.install(new, committed, buffers),
             Err(e) => {
                 delta.update_state().await?;
@@ -199,29 +209,53 @@ async fn create(delta: &DeltaTable, table: Table) -> Result<DeltaTable, LakeErro
         .create()
         .with_table_name(table.name())
         .with_columns(schema.fields().cloned())
-        .with_partition_columns(["app", "received_date"])
+        .with_partition_columns(PARTITIONS)
         .with_configuration_property(TableProperty::CheckpointInterval, Some("50"))
         .with_save_mode(SaveMode::Ignore)
         .await?;
     Ok(created)
 }
 
-async fn append(
+/// Adds the columns that this program knows and an older one did not.
+async fn widen(delta: DeltaTable, table: Table) -> Result<DeltaTable, LakeError> {
+    let known: StructType = table.schema().as_ref().try_into_kernel()?;
+    let stored = delta.snapshot()?.schema();
+    let new: Vec<_> = known.fields().filter(|f| stored.field(f.name()).is_none()).cloned().collect();
+    if new.is_empty() {
+        return Ok(delta);
+    }
+    tracing::info!(table = table.name(), columns = new.len(), "a table of an earlier version gets new columns");
+    Ok(delta.add_columns().with_fields(new).await?)
+}
+
+/// Appends rows of the log as `(writer_id, seq)`. Rows that the log cannot give back any more are reported and passed over:
+/// nothing would ever be committed again after one damaged record.
+async fn append_stored(
     delta: DeltaTable,
-    table: Table,
     writer_id: &str,
     seq: u64,
-    rows: &[RecordBatch],
+    rows: &[Stored],
+) -> Result<(DeltaTable, Vec<Add>), LakeError> {
+    let mut append = Append::begin(&delta)?;
+    for stored in rows {
+        match stored.load() {
+            Ok(batch) => append.write(&batch).await?,
+            Err(e @ TelemetryError::Damaged { .. }) => {
+                tracing::error!(error = %e, rows = stored.rows, "rows of the log are lost");
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+    append.commit(delta, writer_id, seq).await
+}
+
+async fn append_rows(
+    delta: DeltaTable,
+    writer_id: &str,
+    seq: u64,
+    rows: &RecordBatch,
 ) -> Result<DeltaTable, LakeError> {
-    let version = i64::try_from(seq).map_err(|_| LakeError::Unexpected(format!("sequence number {seq}")))?;
-    let batch = concat_batches(&table.schema(), rows)?;
-    let written = delta
-        .write([batch])
-        .with_save_mode(SaveMode::Append)
-        .with_schema_mode(SchemaMode::Merge)
-        .with_commit_properties(
-            CommitProperties::default().with_application_transaction(Transaction::new(writer_id, version)),
-        )
-        .await?;
-    Ok(written)
+    let mut append = Append::begin(&delta)?;
+    append.write(rows).await?;
+    Ok(append.commit(delta, writer_id, seq).await?.0)
 }

@@ -175,7 +175,7 @@ async fn a_reused_idempotency_key_is_a_conflict_and_a_forged_seq_burns_nothing()
 async fn over_budget_intake_says_so_and_recovers_after_the_commit() {
     let dir = tempfile::tempdir().unwrap();
     let mut c = config(dir.path());
-    c.ingest.budget_bytes = 200 << 10;
+    c.ingest.backlog_bytes = 200 << 10;
     let lake = Lake::open(c).await.unwrap();
     let device = Device::new(1);
     let mut seq = 0;

@@ -6,7 +6,11 @@ use arrow::array::{
     ListBuilder, MapBuilder, MapFieldNames, StringBuilder, TimestampMicrosecondBuilder,
 };
 use arrow::datatypes::{DataType, Field, Fields, TimeUnit};
+use std::borrow::Cow;
 use std::sync::Arc;
+
+/// A text as the decoder found it: borrowed from the body unless it had to be changed.
+pub type Text<'a> = Cow<'a, str>;
 
 /// Microseconds since the Unix epoch, UTC (the resolution of Delta).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -60,6 +64,34 @@ macro_rules! plain {
     )+};
 }
 
+impl Column for Text<'_> {
+    type Builder = StringBuilder;
+    const NULLABLE: bool = false;
+    fn data_type() -> DataType {
+        DataType::Utf8
+    }
+    fn builder(rows: usize) -> StringBuilder {
+        <String as Column>::builder(rows)
+    }
+    fn append(&self, to: &mut StringBuilder) {
+        to.append_value(self);
+    }
+}
+
+impl Column for Option<Text<'_>> {
+    type Builder = StringBuilder;
+    const NULLABLE: bool = true;
+    fn data_type() -> DataType {
+        DataType::Utf8
+    }
+    fn builder(rows: usize) -> StringBuilder {
+        <String as Column>::builder(rows)
+    }
+    fn append(&self, to: &mut StringBuilder) {
+        to.append_option(self.as_deref());
+    }
+}
+
 fn utc() -> DataType {
     DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))
 }
@@ -90,15 +122,31 @@ macro_rules! lists {
                 ListBuilder::with_capacity(<$builder>::new(), rows).with_field(element($dt))
             }
             fn append(&self, to: &mut Self::Builder) {
-                for v in self { to.values().append_value(v.clone()); }
+                for v in self { to.values().append_value(*v); }
                 to.append(true);
             }
         }
     )+};
 }
 
+impl Column for Vec<Text<'_>> {
+    type Builder = ListBuilder<StringBuilder>;
+    const NULLABLE: bool = true;
+    fn data_type() -> DataType {
+        DataType::List(element(DataType::Utf8))
+    }
+    fn builder(rows: usize) -> Self::Builder {
+        ListBuilder::with_capacity(StringBuilder::new(), rows).with_field(element(DataType::Utf8))
+    }
+    fn append(&self, to: &mut Self::Builder) {
+        for v in self {
+            to.values().append_value(v);
+        }
+        to.append(true);
+    }
+}
+
 lists! {
-    String => StringBuilder, DataType::Utf8;
     i32 => Int32Builder, DataType::Int32;
     f32 => Float32Builder, DataType::Float32;
     bool => BooleanBuilder, DataType::Boolean;
@@ -106,15 +154,15 @@ lists! {
 
 /// Free-form attributes: key and value text, in order of arrival.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Attrs(pub Vec<(String, String)>);
+pub struct Attrs<'a>(pub Vec<(Text<'a>, Text<'a>)>);
 
-impl Attrs {
+impl Attrs<'_> {
     fn fields() -> Fields {
         Fields::from(vec![Field::new("key", DataType::Utf8, false), Field::new("value", DataType::Utf8, true)])
     }
 }
 
-impl Column for Attrs {
+impl Column for Attrs<'_> {
     type Builder = MapBuilder<StringBuilder, StringBuilder>;
     const NULLABLE: bool = true;
     fn data_type() -> DataType {

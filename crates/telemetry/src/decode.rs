@@ -1,10 +1,10 @@
 //! What every decoder produces, and the steps they share: clock correction, limits on text, quarantine. One bad
 //! record never costs its batch: it becomes one [`Quarantined`] entry with a stable reason.
 
-use crate::column::{Day, Micros};
+use crate::column::{Day, Micros, Text};
 use crate::disposition::Kind;
 use crate::limits::Limits;
-use crate::mask::mask;
+use crate::mask::Masks;
 use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow, Table, TableRows};
 use crate::trust::Sender;
 use arrow::error::ArrowError;
@@ -53,6 +53,7 @@ pub struct Context<'a> {
     pub sender: Sender,
     pub now: DateTime<Utc>,
     pub limits: &'a Limits,
+    pub masks: Masks,
     /// Keep content of OTLP records (`gen_ai.input.messages`, `gen_ai.output.messages`).
     pub otlp_content: bool,
     pub classify: Option<&'a ClassifyFn>,
@@ -70,10 +71,10 @@ pub struct Quarantined {
 
 /// Rows of one request.
 #[derive(Debug, Default, Clone)]
-pub struct Decoded {
-    pub interactions: Vec<InteractionRow>,
-    pub feedback: Vec<FeedbackRow>,
-    pub device_events: Vec<DeviceEventRow>,
+pub struct Decoded<'a> {
+    pub interactions: Vec<InteractionRow<'a>>,
+    pub feedback: Vec<FeedbackRow<'a>>,
+    pub device_events: Vec<DeviceEventRow<'a>>,
     pub quarantined: Vec<Quarantined>,
     /// Sequence number of an SDK batch.
     pub seq: Option<u64>,
@@ -81,7 +82,7 @@ pub struct Decoded {
     pub batch_id: Option<String>,
 }
 
-impl Decoded {
+impl Decoded<'_> {
     /// Notes a record that cannot be stored.
     pub fn quarantine(&mut self, kind: Kind, reason: &'static str, detail: impl Into<String>) {
         self.quarantined.push(Quarantined { kind, reason, detail: detail.into() });
@@ -151,21 +152,30 @@ pub(crate) fn stamps(now: DateTime<Utc>, event_at: Option<Micros>, sent_at: Opti
 }
 
 /// Masked text within the limit, or the reason why not.
-pub(crate) fn content(text: &str, what: &str, limits: &Limits) -> Result<String, String> {
-    if text.len() > limits.text_bytes {
-        return Err(format!("{what} is {} bytes long, {} is the limit", text.len(), limits.text_bytes));
+pub(crate) fn content<'a>(text: Text<'a>, what: &str, ctx: &Context<'_>) -> Result<Text<'a>, String> {
+    let limit = ctx.limits.text_bytes;
+    if text.len() > limit {
+        return Err(format!("{what} is {} bytes long, {limit} is the limit", text.len()));
     }
-    Ok(mask(text).into_owned())
+    Ok(ctx.masks.apply(text))
 }
 
+/// Bytes of a short field.
+const SHORT: usize = 128;
+
 /// Text of a short field: control characters out, cut at 128 bytes on a character boundary.
-pub(crate) fn short(text: &str) -> Option<String> {
+pub(crate) fn short(text: Text<'_>) -> Option<Text<'_>> {
+    // every control character is below 0x20, 0x7f, or begins with the byte 0xc2 (C1)
+    let clean = text.len() <= SHORT && !text.bytes().any(|b| b < 0x20 || b == 0x7f || b == 0xc2);
+    if clean {
+        return (!text.is_empty()).then_some(text);
+    }
     let mut out: String = text.chars().filter(|c| !c.is_control()).collect();
-    if out.len() > 128 {
-        let cut = (0..=128).rev().find(|i| out.is_char_boundary(*i)).unwrap_or(0);
+    if out.len() > SHORT {
+        let cut = (0..=SHORT).rev().find(|i| out.is_char_boundary(*i)).unwrap_or(0);
         out.truncate(cut);
     }
-    (!out.is_empty()).then_some(out)
+    (!out.is_empty()).then_some(out.into())
 }
 
 /// Error for a body that cannot be decoded at all (400, the client must not retry).
@@ -223,8 +233,10 @@ mod tests {
     #[test]
     fn short_text_is_cut_on_a_character() {
         let long = "é".repeat(100);
-        assert_eq!(short(&long).unwrap().len(), 128);
-        assert_eq!(short("a\nb\u{0}"), Some("ab".into()));
-        assert_eq!(short("\n"), None);
+        assert_eq!(short(long.into()).unwrap().len(), 128);
+        assert_eq!(short("a\nb\u{0}".into()), Some("ab".into()));
+        assert_eq!(short("a\u{85}é".into()), Some("aé".into()));
+        assert_eq!(short("\n".into()), None);
+        assert!(matches!(short("é".into()), Some(std::borrow::Cow::Borrowed("é"))));
     }
 }

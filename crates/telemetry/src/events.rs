@@ -2,10 +2,9 @@
 //! envelope is parsed once with the events left as raw text; each event is then parsed alone, so that a bad one is
 //! quarantined and the others are kept.
 
-use crate::column::{Attrs, Micros};
+use crate::column::{Attrs, Micros, Text};
 use crate::decode::{Context, Decoded, Endpoint, content, short, stamps, too_many, undecodable};
 use crate::disposition::Kind;
-use crate::mask::mask;
 use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow};
 use chrono::{DateTime, Utc};
 use flywheel_types::wire::{AssignedArmV1, DeviceEventV1, DeviceFactsV1, EventV1, FeedbackV1, InteractionV1};
@@ -27,10 +26,10 @@ struct Batch<'a> {
 
 /// What all events of one batch share.
 struct Shared<'a> {
-    install: Option<String>,
+    install: Option<Text<'static>>,
     seq: Option<i64>,
     sent_at: Option<Micros>,
-    sdk: Option<String>,
+    sdk: Option<Text<'static>>,
     device: &'a DeviceFactsV1,
 }
 
@@ -39,7 +38,7 @@ struct Shared<'a> {
 /// # Errors
 /// `undecodable_body` when the envelope is not JSON of version 1, `bad_signature` when a signed batch names another
 /// install than its key, `too_many_records` past the limit.
-pub fn decode(ctx: &Context<'_>, lines: bool, body: &[u8]) -> Result<Decoded, Error> {
+pub fn decode<'a>(ctx: &Context<'a>, lines: bool, body: &'a [u8]) -> Result<Decoded<'a>, Error> {
     let text = std::str::from_utf8(body).map_err(|e| undecodable(format!("not UTF-8: {e}")))?;
     if lines || ctx.endpoint == Endpoint::Feedback {
         return decode_lines(ctx, lines, text);
@@ -62,10 +61,10 @@ pub fn decode(ctx: &Context<'_>, lines: bool, body: &[u8]) -> Result<Decoded, Er
         ));
     }
     let shared = Shared {
-        install: Some(batch.install_id.to_string()),
+        install: Some(batch.install_id.to_string().into()),
         seq: i64::try_from(batch.seq).ok(),
         sent_at: Some(batch.sent_at.into()),
-        sdk: short(&batch.sdk),
+        sdk: short(batch.sdk.into()),
         device: &batch.device,
     };
     let mut out = Decoded { seq: Some(batch.seq), ..Decoded::default() };
@@ -76,7 +75,7 @@ pub fn decode(ctx: &Context<'_>, lines: bool, body: &[u8]) -> Result<Decoded, Er
 }
 
 /// A single event, or one per line. `/v1/feedback` needs no `kind`.
-fn decode_lines(ctx: &Context<'_>, lines: bool, text: &str) -> Result<Decoded, Error> {
+fn decode_lines<'a>(ctx: &Context<'a>, lines: bool, text: &'a str) -> Result<Decoded<'a>, Error> {
     #[derive(Deserialize)]
     struct Claim {
         install_id: Option<InstallId>,
@@ -92,7 +91,7 @@ fn decode_lines(ctx: &Context<'_>, lines: bool, text: &str) -> Result<Decoded, E
     let mut out = Decoded::default();
     for (i, record) in records.into_iter().enumerate() {
         let claimed = serde_json::from_str::<Claim>(record).ok().and_then(|c| c.install_id);
-        let install = ctx.sender.install.or(claimed).map(|x| x.to_string());
+        let install = ctx.sender.install.or(claimed).map(|x| x.to_string().into());
         let shared = Shared { install, seq: None, sent_at: None, sdk: None, device: &device };
         if ctx.endpoint == Endpoint::Feedback {
             match serde_json::from_str::<FeedbackV1>(record) {
@@ -106,7 +105,7 @@ fn decode_lines(ctx: &Context<'_>, lines: bool, text: &str) -> Result<Decoded, E
     Ok(out)
 }
 
-fn event(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, index: usize, raw: &str) {
+fn event<'a>(ctx: &Context<'a>, shared: &Shared<'_>, out: &mut Decoded<'a>, index: usize, raw: &'a str) {
     match serde_json::from_str::<EventV1>(raw) {
         Ok(EventV1::Interaction(x)) => interaction(ctx, shared, out, index, x),
         Ok(EventV1::Feedback(x)) => feedback(ctx, shared, out, x),
@@ -131,17 +130,20 @@ fn kind_of(raw: &str) -> Kind {
     }
 }
 
+/// A short text of the batch, which all its rows carry.
+fn fact<'a>(text: &Option<String>) -> Option<Text<'a>> {
+    text.clone().and_then(|t| short(t.into()))
+}
+
 /// Rollout, phase and arm of an assignment.
-fn arm(a: Option<&AssignedArmV1>) -> (Option<String>, Option<i32>, Option<String>) {
+fn arm(a: Option<&AssignedArmV1>) -> (Option<Text<'static>>, Option<i32>, Option<Text<'static>>) {
     match a {
-        Some(a) => {
-            (Some(a.rollout_id.as_str().to_owned()), i32::try_from(a.phase).ok(), Some(a.arm.as_str().to_owned()))
-        }
+        Some(a) => (Some(a.rollout_id.to_string().into()), i32::try_from(a.phase).ok(), Some(a.arm.as_str().into())),
         None => (None, None, None),
     }
 }
 
-fn interaction(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, index: usize, x: InteractionV1) {
+fn interaction<'a>(ctx: &Context<'a>, shared: &Shared<'_>, out: &mut Decoded<'a>, index: usize, x: InteractionV1) {
     if x.retrieval.len() > ctx.limits.chunks {
         let detail =
             format!("event {index}: {} retrieved chunks, {} is the limit", x.retrieval.len(), ctx.limits.chunks);
@@ -149,9 +151,9 @@ fn interaction(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, index:
     }
     let mut texts = (None, None);
     let mut detected = None;
-    if let Some(c) = &x.content {
-        detected = ctx.classify.and_then(|f| f(&c.answer)).map(|l| l.as_str().to_owned());
-        match (content(&c.question, "the question", ctx.limits), content(&c.answer, "the answer", ctx.limits)) {
+    if let Some(c) = x.content {
+        detected = ctx.classify.and_then(|f| f(&c.answer)).map(|l| l.as_str().into());
+        match (content(c.question.into(), "the question", ctx), content(c.answer.into(), "the answer", ctx)) {
             (Ok(q), Ok(a)) => texts = (Some(q), Some(a)),
             (Err(e), _) | (_, Err(e)) => {
                 return out.quarantine(Kind::Interaction, "text_too_long", format!("event {index}: {e}"));
@@ -170,23 +172,23 @@ fn interaction(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, index:
         })
     };
     out.interactions.push(InteractionRow {
-        app: ctx.app.as_str().to_owned(),
+        app: ctx.app.as_str().into(),
         received_date: st.received_date,
         received_at: st.received_at,
         event_at: st.event_at,
         occurred_at: st.occurred_at,
         sent_at: st.sent_at,
-        source: ctx.endpoint.source().to_owned(),
-        trust: ctx.sender.trust.as_str().to_owned(),
+        source: ctx.endpoint.source().into(),
+        trust: ctx.sender.trust.as_str().into(),
         install_id: shared.install.clone(),
         batch_seq: shared.seq,
-        interaction_id: x.interaction_id.as_str().to_owned(),
-        template_id: Some(x.template_id.as_str().to_owned()),
-        bundle: Some(x.bundle.to_hex()),
+        interaction_id: x.interaction_id.as_str().to_owned().into(),
+        template_id: Some(x.template_id.as_str().to_owned().into()),
+        bundle: Some(x.bundle.to_hex().into()),
         rollout_id,
         phase,
         arm,
-        chunk_ids: x.retrieval.iter().map(|r| r.chunk_id.as_str().to_owned()).collect(),
+        chunk_ids: x.retrieval.iter().map(|r| r.chunk_id.as_str().to_owned().into()).collect(),
         chunk_versions: x.retrieval.iter().map(|r| i32::try_from(r.version).unwrap_or(i32::MAX)).collect(),
         chunk_scores: x.retrieval.iter().map(|r| if r.score.is_finite() { r.score } else { 0.0 }).collect(),
         chunk_hidden: x.retrieval.iter().map(|r| r.hidden).collect(),
@@ -197,16 +199,16 @@ fn interaction(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, index:
         input_tokens: x.input_tokens.map(i64::from),
         output_tokens: x.output_tokens.map(i64::from),
         peak_memory_bytes: x.peak_memory_bytes.and_then(|v| i64::try_from(v).ok()),
-        memory_metric: x.memory_metric.as_deref().and_then(short),
+        memory_metric: x.memory_metric.and_then(|m| short(m.into())),
         energy_mj: finite(x.energy_mj),
-        device_class: d.class.as_deref().and_then(short),
-        device_model: d.model.as_deref().and_then(short),
-        soc: d.soc.as_deref().and_then(short),
+        device_class: fact(&d.class),
+        device_model: fact(&d.model),
+        soc: fact(&d.soc),
         ram_bytes: d.ram_bytes.and_then(|v| i64::try_from(v).ok()),
-        os: d.os.as_deref().and_then(short),
-        locale: d.locale.as_deref().and_then(short),
-        app_version: d.app_version.as_deref().and_then(short),
-        runtime: d.runtime.as_deref().and_then(short),
+        os: fact(&d.os),
+        locale: fact(&d.locale),
+        app_version: fact(&d.app_version),
+        runtime: fact(&d.runtime),
         sdk: shared.sdk.clone(),
         detected,
         question_text: texts.0,
@@ -217,63 +219,63 @@ fn interaction(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, index:
     });
 }
 
-fn feedback(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, x: FeedbackV1) {
+fn feedback<'a>(ctx: &Context<'a>, shared: &Shared<'_>, out: &mut Decoded<'a>, x: FeedbackV1) {
     let st = stamps(ctx.now, Some(x.at.into()), shared.sent_at);
-    let reason = x.reason.as_deref().map(|r| {
-        let masked = mask(r);
-        let cut =
-            (0..=masked.len().min(ctx.limits.attribute_bytes)).rev().find(|i| masked.is_char_boundary(*i)).unwrap_or(0);
-        masked[..cut].to_owned()
+    let reason = x.reason.map(|r| {
+        let mut masked = ctx.masks.apply(r.into()).into_owned();
+        let limit = masked.len().min(ctx.limits.attribute_bytes);
+        masked.truncate((0..=limit).rev().find(|i| masked.is_char_boundary(*i)).unwrap_or(0));
+        masked.into()
     });
     out.feedback.push(FeedbackRow {
-        app: ctx.app.as_str().to_owned(),
+        app: ctx.app.as_str().into(),
         received_date: st.received_date,
         received_at: st.received_at,
         event_at: st.event_at,
         occurred_at: st.occurred_at,
         sent_at: st.sent_at,
-        source: ctx.endpoint.source().to_owned(),
-        trust: ctx.sender.trust.as_str().to_owned(),
+        source: ctx.endpoint.source().into(),
+        trust: ctx.sender.trust.as_str().into(),
         install_id: shared.install.clone(),
         batch_seq: shared.seq,
-        interaction_id: x.interaction_id.as_str().to_owned(),
-        label: x.label.as_str().to_owned(),
+        interaction_id: x.interaction_id.as_str().to_owned().into(),
+        label: x.label.as_str().into(),
         reason,
         ..FeedbackRow::default()
     });
 }
 
-fn device(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, x: &DeviceEventV1) {
+fn device<'a>(ctx: &Context<'a>, shared: &Shared<'_>, out: &mut Decoded<'a>, x: &DeviceEventV1) {
     let st = stamps(ctx.now, Some(x.at.into()), shared.sent_at);
     let (rollout_id, phase, arm) = arm(x.assignment.as_ref());
     let d = shared.device;
     let load_ms = x.load_ms.filter(|v| v.is_finite());
     out.device_events.push(DeviceEventRow {
-        app: ctx.app.as_str().to_owned(),
+        app: ctx.app.as_str().into(),
         received_date: st.received_date,
         received_at: st.received_at,
         event_at: st.event_at,
         occurred_at: st.occurred_at,
         sent_at: st.sent_at,
-        source: ctx.endpoint.source().to_owned(),
-        trust: ctx.sender.trust.as_str().to_owned(),
+        source: ctx.endpoint.source().into(),
+        trust: ctx.sender.trust.as_str().into(),
         install_id: shared.install.clone(),
         batch_seq: shared.seq,
-        event: x.event.as_str().to_owned(),
-        bundle: x.bundle.map(|b| b.to_hex()),
+        event: x.event.as_str().into(),
+        bundle: x.bundle.map(|b| b.to_hex().into()),
         rollout_id,
         phase,
         arm,
         load_ms,
-        reason: x.reason.as_deref().and_then(short),
-        device_class: d.class.as_deref().and_then(short),
-        device_model: d.model.as_deref().and_then(short),
-        soc: d.soc.as_deref().and_then(short),
+        reason: fact(&x.reason),
+        device_class: fact(&d.class),
+        device_model: fact(&d.model),
+        soc: fact(&d.soc),
         ram_bytes: d.ram_bytes.and_then(|v| i64::try_from(v).ok()),
-        os: d.os.as_deref().and_then(short),
-        locale: d.locale.as_deref().and_then(short),
-        app_version: d.app_version.as_deref().and_then(short),
-        runtime: d.runtime.as_deref().and_then(short),
+        os: fact(&d.os),
+        locale: fact(&d.locale),
+        app_version: fact(&d.app_version),
+        runtime: fact(&d.runtime),
         sdk: shared.sdk.clone(),
         nonfinite_fields: i32::from(x.load_ms.is_some() && load_ms.is_none()),
     });
@@ -282,21 +284,24 @@ fn device(ctx: &Context<'_>, shared: &Shared<'_>, out: &mut Decoded, x: &DeviceE
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::Limits;
+    use crate::mask::Masks;
     use crate::trust::Sender;
     use flywheel_types::{AppId, LabelKind, TrustClass};
 
     const GOLDEN: &str = include_str!("../../types/golden/event_batch_v1.json");
 
-    fn with<T>(endpoint: Endpoint, sender: Sender, f: impl FnOnce(&Context<'_>) -> T) -> T {
-        let app = AppId::new("app").unwrap();
-        let classify = |s: &str| s.starts_with("Sorry").then_some(LabelKind::Refused);
+    fn classify(s: &str) -> Option<LabelKind> {
+        s.starts_with("Sorry").then_some(LabelKind::Refused)
+    }
+
+    fn with<T>(endpoint: Endpoint, sender: Sender, f: impl FnOnce(&Context<'static>) -> T) -> T {
         f(&Context {
-            app: &app,
+            app: Box::leak(Box::new(AppId::new("app").unwrap())),
             endpoint,
             sender,
             now: "2026-03-01T10:00:06Z".parse().unwrap(),
-            limits: &Limits::default(),
+            limits: Box::leak(Box::default()),
+            masks: Masks::default(),
             otlp_content: false,
             classify: Some(&classify),
         })

@@ -3,8 +3,11 @@
 //! Caller's task: size limits, inflate, signature, decode, masks, Arrow. Writer thread ([`writer`]): duplicates,
 //! group commit, `fdatasync`, then the buffers and the answers.
 
+mod disk;
 pub mod prepare;
 mod writer;
+
+use disk::DiskMark;
 
 use crate::buffers::Buffers;
 use crate::decode::Endpoint;
@@ -12,6 +15,7 @@ use crate::dedup::DedupState;
 use crate::disposition::{Disposition, Key, Kind, Tally};
 use crate::error::TelemetryError;
 use crate::limits::Limits;
+use crate::mask::Masks;
 use crate::wal::log::lock;
 use crate::wal::{Damage, Group, Log, LogConfig, Replay, snapshot};
 use bytes::Bytes;
@@ -31,12 +35,18 @@ pub type Classifier = Arc<dyn Fn(&str) -> Option<LabelKind> + Send + Sync>;
 #[derive(Clone)]
 pub struct Settings {
     pub limits: Limits,
+    /// Personal data that is replaced in free text before anything is stored.
+    pub masks: Masks,
     /// Longest wait of a request for others to share its `fdatasync`.
     pub group_window: Duration,
     /// A group is closed at this size of encoded rows, bytes.
     pub group_bytes: usize,
-    /// Requests in flight plus acknowledged rows not yet in Delta; above it intake answers `overloaded`, bytes.
-    pub budget_bytes: usize,
+    /// Bodies that may be in memory at once; above it intake answers `overloaded`, bytes.
+    pub in_flight_bytes: usize,
+    /// Acknowledged rows that may wait in the log for their tables; above it intake answers `overloaded`, bytes.
+    pub backlog_bytes: u64,
+    /// Space the disk of the log must keep; with less, intake answers `disk_low` until there is more again, bytes.
+    pub min_free_bytes: u64,
     /// Keep (masked) content of OTLP records. SDK events carry content only when the user agreed.
     pub otlp_content: bool,
     pub classifier: Option<Classifier>,
@@ -46,9 +56,12 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
+            masks: Masks::default(),
             group_window: Duration::from_millis(5),
             group_bytes: 1 << 20,
-            budget_bytes: 256 << 20,
+            in_flight_bytes: 64 << 20,
+            backlog_bytes: 8 << 30,
+            min_free_bytes: 1 << 30,
             otlp_content: false,
             classifier: None,
         }
@@ -96,6 +109,7 @@ pub(crate) struct Shared {
     pub buffers: Arc<Buffers>,
     pub in_flight: AtomicUsize,
     pub healthy: AtomicBool,
+    pub disk: DiskMark,
     pub log_bytes: AtomicU64,
     pub installs: AtomicUsize,
 }
@@ -103,11 +117,11 @@ pub(crate) struct Shared {
 /// What an operator wants to know about ingest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IngestStatus {
-    /// The last append succeeded.
+    /// The last append succeeded, and the disk has room.
     pub healthy: bool,
     pub in_flight_bytes: usize,
-    /// Acknowledged rows not yet in Delta.
-    pub buffered_bytes: usize,
+    /// Log bytes of acknowledged rows not yet in Delta.
+    pub backlog_bytes: u64,
     pub log_bytes: u64,
     pub installs: usize,
     pub last_seq: u64,
@@ -141,7 +155,7 @@ impl Recovery {
         Arc::clone(&self.buffers)
     }
 
-    /// The next durable record, oldest first; `None` when the log is read to its end.
+    /// The next durable record, oldest first; `None` when the log is read to its end. Its rows are not read yet.
     ///
     /// # Errors
     /// When a file cannot be read.
@@ -178,6 +192,7 @@ impl Recovery {
             buffers: self.buffers,
             in_flight: AtomicUsize::new(0),
             healthy: AtomicBool::new(true),
+            disk: DiskMark::new(folder.clone(), settings.min_free_bytes),
             log_bytes: AtomicU64::new(log.bytes()),
             installs: AtomicUsize::new(self.dedup.installs()),
         });
@@ -188,7 +203,7 @@ impl Recovery {
             .name("log-writer".to_owned())
             .spawn(move || writer.run(&rx))
             .map_err(|e| TelemetryError::io("cannot start the writer thread for", "log", e))?;
-        Ok(Ingestor { tx, shared, settings, thread: Mutex::new(Some(thread)) })
+        Ok(Ingestor { tx, shared, settings: Arc::new(settings), thread: Mutex::new(Some(thread)) })
     }
 }
 
@@ -196,7 +211,7 @@ impl Recovery {
 pub struct Ingestor {
     tx: mpsc::Sender<writer::Message>,
     shared: Arc<Shared>,
-    settings: Settings,
+    settings: Arc<Settings>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
@@ -204,16 +219,51 @@ pub struct Ingestor {
 const INLINE_DECODE: usize = 64 << 10;
 
 impl Ingestor {
-    /// Stores one upload. Returns after `fdatasync`; on `Err` nothing was stored.
+    /// Room for a body of `size` bytes, before it is read: what is in memory stays bounded however many come at once.
+    ///
+    /// # Errors
+    /// `TooLarge` past the limit of one body; `Unavailable` while too many bytes are in flight or wait for the tables, and
+    /// while the disk has less space left than it must keep.
+    pub fn admit(&self, size: usize) -> Result<Slot, Error> {
+        if size > self.settings.limits.encoded_bytes {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                "body_too_large",
+                format!("the body is {size} bytes long, {} is the limit", self.settings.limits.encoded_bytes),
+                "split the batch",
+            ));
+        }
+        let slot = Slot { shared: Arc::clone(&self.shared), size };
+        let in_flight = self.shared.in_flight.fetch_add(size, Ordering::Relaxed) + size;
+        let backlog = self.shared.buffers.bytes();
+        if in_flight > self.settings.in_flight_bytes || backlog > self.settings.backlog_bytes {
+            return Err(unavailable("overloaded", "the server holds as much unwritten data as it may"));
+        }
+        if self.shared.disk.is_low() {
+            return Err(unavailable("disk_low", "the server's disk is almost full"));
+        }
+        Ok(slot)
+    }
+
+    /// [`Self::admit`] and [`Self::ingest_admitted`]; a refusal is counted.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub async fn ingest(&self, request: IngestRequest) -> Result<IngestOutcome, Error> {
+        let (source, at) = (request.endpoint.source(), request.now);
+        let slot = self.admit(request.body.len()).inspect_err(|e| self.refused(&request.app, source, e.code, at))?;
+        self.ingest_admitted(request, slot).await
+    }
+
+    /// Stores one upload. Returns after `fdatasync`; on `Err` nothing was stored, and that is counted.
     ///
     /// # Errors
     /// `Invalid`, `TooLarge` and `Unauthenticated` for the request itself (do not retry), `Conflict` for a reused
-    /// idempotency key on our own endpoints, `Unavailable` when over budget or when the disk refuses (retry later).
-    pub async fn ingest(&self, request: IngestRequest) -> Result<IngestOutcome, Error> {
+    /// idempotency key on our own endpoints, `Unavailable` when the disk refuses (retry later).
+    pub async fn ingest_admitted(&self, request: IngestRequest, slot: Slot) -> Result<IngestOutcome, Error> {
         let size = request.body.len();
         let (app, source, at) = (request.app.clone(), request.endpoint.source(), request.now);
-        let _slot = self.admit(size).inspect_err(|e| self.refused(&app, source, e.code, at))?;
-        let settings = self.settings.clone();
+        let settings = Arc::clone(&self.settings);
         let prepared = if size <= INLINE_DECODE {
             prepare::prepare(&settings, &request)
         } else {
@@ -222,7 +272,9 @@ impl Ingestor {
         let batch = prepared.inspect_err(|e| self.refused(&app, source, e.code, at))?;
         let (reply, answer) = oneshot::channel();
         self.tx.send(writer::Message::Batch(Box::new(batch), reply)).map_err(|_| stopped())?;
-        answer.await.map_err(|_| stopped())?
+        let outcome = answer.await.map_err(|_| stopped())?;
+        drop(slot);
+        outcome
     }
 
     /// Counts a request the HTTP layer refused before it came here.
@@ -239,28 +291,6 @@ impl Ingestor {
         tally.add(key, 1, at.into());
         // Only fails when the writer is gone, and then nothing is counted any more.
         let _ = self.tx.send(writer::Message::Note(tally));
-    }
-
-    fn admit(&self, size: usize) -> Result<Slot<'_>, Error> {
-        if size > self.settings.limits.encoded_bytes {
-            return Err(Error::new(
-                ErrorKind::TooLarge,
-                "body_too_large",
-                format!("the body is {size} bytes long, {} is the limit", self.settings.limits.encoded_bytes),
-                "split the batch",
-            ));
-        }
-        let slot = Slot { shared: &self.shared, size };
-        let in_flight = self.shared.in_flight.fetch_add(size, Ordering::Relaxed) + size;
-        if in_flight + self.shared.buffers.bytes() > self.settings.budget_bytes {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "overloaded",
-                "the server holds as much unwritten data as it may",
-                "send the batch again after the time in Retry-After",
-            ));
-        }
-        Ok(slot)
     }
 
     /// Makes counts of refused requests durable and returns the last durable sequence number.
@@ -293,9 +323,9 @@ impl Ingestor {
     #[must_use]
     pub fn status(&self) -> IngestStatus {
         IngestStatus {
-            healthy: self.shared.healthy.load(Ordering::Relaxed),
+            healthy: self.shared.healthy.load(Ordering::Relaxed) && !self.shared.disk.is_low(),
             in_flight_bytes: self.shared.in_flight.load(Ordering::Relaxed),
-            buffered_bytes: self.shared.buffers.bytes(),
+            backlog_bytes: self.shared.buffers.bytes(),
             log_bytes: self.shared.log_bytes.load(Ordering::Relaxed),
             installs: self.shared.installs.load(Ordering::Relaxed),
             last_seq: self.shared.buffers.last_seq(),
@@ -316,22 +346,21 @@ impl Drop for Ingestor {
 }
 
 /// Bytes of a request counted while it is in flight.
-struct Slot<'a> {
-    shared: &'a Shared,
+pub struct Slot {
+    shared: Arc<Shared>,
     size: usize,
 }
 
-impl Drop for Slot<'_> {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(self.size, Ordering::Relaxed);
     }
 }
 
+fn unavailable(code: &'static str, message: &'static str) -> Error {
+    Error::new(ErrorKind::Unavailable, code, message, "send the batch again after the time in Retry-After")
+}
+
 fn stopped() -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        "intake_stopped",
-        "the server is shutting down",
-        "send the batch again after the time in Retry-After",
-    )
+    unavailable("intake_stopped", "the server is shutting down")
 }

@@ -26,6 +26,7 @@ pub use buffers::Buffers;
 pub use decode::{Decoded, Endpoint};
 pub use disposition::{Disposition, Kind};
 pub use error::TelemetryError;
-pub use ingest::{Classifier, IngestHeaders, IngestOutcome, IngestRequest, Ingestor, Recovery, Settings};
+pub use ingest::{Classifier, IngestHeaders, IngestOutcome, IngestRequest, Ingestor, Recovery, Settings, Slot};
 pub use limits::Limits;
+pub use mask::Masks;
 pub use rows::{Table, TableRows};

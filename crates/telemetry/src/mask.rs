@@ -29,26 +29,78 @@ fn patterns() -> Option<&'static Patterns> {
     .as_ref()
 }
 
-/// `text` with personal data replaced by `[email]`, `[phone]`, `[card]` or `[id]`.
-#[must_use]
-pub fn mask(text: &str) -> Cow<'_, str> {
-    let digits = text.bytes().filter(u8::is_ascii_digit).count();
-    let has_at = text.contains('@');
-    if digits < 9 && !has_at {
-        return Cow::Borrowed(text);
+/// Which kinds of personal data are replaced. All, unless an operator says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Masks {
+    pub email: bool,
+    pub phone: bool,
+    /// Social security and resident numbers.
+    pub id: bool,
+    /// Payment cards.
+    pub card: bool,
+}
+
+impl Default for Masks {
+    fn default() -> Self {
+        Self { email: true, phone: true, id: true, card: true }
     }
-    let Some(p) = patterns() else {
-        return Cow::Borrowed("[withheld]");
-    };
-    let mut out = Cow::Borrowed(text);
-    if has_at {
-        out = replace(out, &p.email, |_| Some("[email]"));
+}
+
+impl Masks {
+    /// `text` with personal data replaced by `[email]`, `[phone]`, `[card]` or `[id]`; not copied when there is none.
+    #[must_use]
+    pub fn apply<'a>(&self, text: Cow<'a, str>) -> Cow<'a, str> {
+        let number = long_number(&text);
+        let has_at = self.email && text.contains('@');
+        if !number && !has_at {
+            return text;
+        }
+        let Some(p) = patterns() else {
+            return Cow::Borrowed("[withheld]");
+        };
+        let mut out = text;
+        if has_at {
+            out = replace(out, &p.email, |_| Some("[email]"));
+        }
+        if number && self.phone {
+            out = replace(out, &p.phone, |_| Some("[phone]"));
+        }
+        if number {
+            out = replace(out, &p.digits, |c| self.number(&c[0]));
+        }
+        out
     }
-    if digits >= 9 {
-        out = replace(out, &p.phone, |_| Some("[phone]"));
-        out = replace(out, &p.digits, |c| number_kind(&c[0]));
+
+    /// What a run of digits is replaced by, if it is personal.
+    fn number(&self, run: &str) -> Option<&'static str> {
+        let (word, wanted) = match number_kind(run)? {
+            Number::Card => ("[card]", self.card),
+            Number::Id => ("[id]", self.id),
+            Number::Phone => ("[phone]", self.phone),
+        };
+        wanted.then_some(word)
     }
-    out
+}
+
+/// Whether eight digits stand together, with up to two separators between them: the least that any pattern of numbers
+/// needs. Most texts have none, and the patterns are not tried on them.
+fn long_number(text: &str) -> bool {
+    let (mut digits, mut gap) = (0, 0);
+    for b in text.bytes() {
+        if b.is_ascii_digit() {
+            digits += 1;
+            gap = 0;
+            if digits == 8 {
+                return true;
+            }
+        } else if digits > 0 && gap < 2 && matches!(b, b' ' | b'-' | b'.' | b'(' | b')') {
+            gap += 1;
+        } else {
+            digits = 0;
+        }
+    }
+    false
 }
 
 fn replace<'a>(text: Cow<'a, str>, re: &Regex, with: impl Fn(&Captures<'_>) -> Option<&'static str>) -> Cow<'a, str> {
@@ -62,21 +114,28 @@ fn replace<'a>(text: Cow<'a, str>, re: &Regex, with: impl Fn(&Captures<'_>) -> O
     }
 }
 
+/// A kind of personal number.
+enum Number {
+    Card,
+    Id,
+    Phone,
+}
+
 /// What a run of digits is, if it is personal.
-fn number_kind(run: &str) -> Option<&'static str> {
+fn number_kind(run: &str) -> Option<Number> {
     let compact: Vec<u8> = run.bytes().filter(|b| b.is_ascii_digit() || b.eq_ignore_ascii_case(&b'x')).collect();
     let all_digits = compact.iter().all(u8::is_ascii_digit);
     if compact.len() == 18 && resident_id(&compact) {
-        return Some("[id]");
+        return Some(Number::Id);
     }
     if all_digits && (13..=19).contains(&compact.len()) && luhn(&compact) {
-        return Some("[card]");
+        return Some(Number::Card);
     }
     if compact.len() == 9 && run.len() == 11 && run.as_bytes()[3] == b'-' && run.as_bytes()[6] == b'-' {
-        return Some("[id]");
+        return Some(Number::Id);
     }
     if all_digits && compact.len() == 11 && compact[0] == b'1' && (b'3'..=b'9').contains(&compact[1]) {
-        return Some("[phone]");
+        return Some(Number::Phone);
     }
     None
 }
@@ -108,6 +167,17 @@ fn resident_id(id: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn mask(text: &str) -> Cow<'_, str> {
+        Masks::default().apply(text.into())
+    }
+
+    #[test]
+    fn an_operator_can_keep_a_kind() {
+        let masks = Masks { phone: false, ..Masks::default() };
+        let text = "call +49 170 1234567 or ann@example.org, 4111 1111 1111 1111, 13812345678";
+        assert_eq!(masks.apply(text.into()), "call +49 170 1234567 or [email], [card], 13812345678");
+    }
 
     #[test]
     fn personal_data_is_masked() {

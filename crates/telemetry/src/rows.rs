@@ -1,11 +1,11 @@
 //! The tables of the lake, version 1: one Rust struct per table, from which the Arrow schema and the encoder are
-//! made. Columns are only ever added, at the end; a renamed or removed column needs a new table.
+//! made. The rows that decoders make borrow their texts from the body of the request. Columns are only ever added, at the end; a renamed or removed column needs a new table.
 //!
 //! Every table is partitioned by `app`, then `received_date` (the day of receipt, so that late phones never reopen
 //! an old partition). Times are UTC microseconds. Numbers that were NaN or infinite on the wire are NULL and counted
 //! in `nonfinite_fields`.
 
-use crate::column::{Attrs, Column, Day, Micros};
+use crate::column::{Attrs, Column, Day, Micros, Text};
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
@@ -61,12 +61,12 @@ impl Table {
 }
 
 macro_rules! table {
-    ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty),+ $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident $(<$lt:lifetime>)? { $($(#[$fdoc:meta])* $field:ident: $ty:ty),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Default)]
-        pub struct $name { $($(#[$fdoc])* pub $field: $ty),+ }
+        pub struct $name $(<$lt>)? { $($(#[$fdoc])* pub $field: $ty),+ }
 
-        impl $name {
+        impl $(<$lt>)? $name $(<$lt>)? {
             /// Arrow schema of the stored rows.
             #[must_use]
             pub fn schema() -> SchemaRef {
@@ -97,8 +97,8 @@ macro_rules! table {
 
 table! {
     /// One answer of a model on a device.
-    InteractionRow {
-        app: String,
+    InteractionRow<'a> {
+        app: Text<'a>,
         received_date: Day,
         /// Receipt, business clock.
         received_at: Micros,
@@ -109,22 +109,22 @@ table! {
         occurred_at: Micros,
         sent_at: Option<Micros>,
         /// `events`, `feedback`, `otlp_traces` or `otlp_logs`.
-        source: String,
+        source: Text<'a>,
         /// Trust class word.
-        trust: String,
+        trust: Text<'a>,
         /// Proven by the signature when `trust` is `keyed`, otherwise only claimed.
-        install_id: Option<String>,
+        install_id: Option<Text<'a>>,
         batch_seq: Option<i64>,
-        interaction_id: String,
-        template_id: Option<String>,
+        interaction_id: Text<'a>,
+        template_id: Option<Text<'a>>,
         /// Manifest digest, or the bundle name as an OTLP client gave it.
-        bundle: Option<String>,
-        rollout_id: Option<String>,
+        bundle: Option<Text<'a>>,
+        rollout_id: Option<Text<'a>>,
         phase: Option<i32>,
         /// `control` or `treatment`.
-        arm: Option<String>,
+        arm: Option<Text<'a>>,
         /// Retrieved chunks in rank order; the four lists are parallel.
-        chunk_ids: Vec<String>,
+        chunk_ids: Vec<Text<'a>>,
         /// 0 = the client did not say.
         chunk_versions: Vec<i32>,
         chunk_scores: Vec<f32>,
@@ -136,57 +136,70 @@ table! {
         input_tokens: Option<i64>,
         output_tokens: Option<i64>,
         peak_memory_bytes: Option<i64>,
-        memory_metric: Option<String>,
+        memory_metric: Option<Text<'a>>,
         energy_mj: Option<f64>,
         load_ms: Option<f64>,
         cold_start: Option<bool>,
-        operation: Option<String>,
-        provider: Option<String>,
-        request_model: Option<String>,
-        response_model: Option<String>,
-        quantization: Option<String>,
-        finish_reason: Option<String>,
-        session_id: Option<String>,
-        device_class: Option<String>,
-        device_model: Option<String>,
-        soc: Option<String>,
+        operation: Option<Text<'a>>,
+        provider: Option<Text<'a>>,
+        request_model: Option<Text<'a>>,
+        response_model: Option<Text<'a>>,
+        quantization: Option<Text<'a>>,
+        finish_reason: Option<Text<'a>>,
+        session_id: Option<Text<'a>>,
+        device_class: Option<Text<'a>>,
+        device_model: Option<Text<'a>>,
+        soc: Option<Text<'a>>,
         ram_bytes: Option<i64>,
-        os: Option<String>,
-        locale: Option<String>,
-        app_version: Option<String>,
-        runtime: Option<String>,
-        sdk: Option<String>,
+        os: Option<Text<'a>>,
+        locale: Option<Text<'a>>,
+        app_version: Option<Text<'a>>,
+        runtime: Option<Text<'a>>,
+        sdk: Option<Text<'a>>,
         /// `refused` or `abstained` when a detector said so.
-        detected: Option<String>,
+        detected: Option<Text<'a>>,
         /// Masked; only when the user agreed.
-        question_text: Option<String>,
+        question_text: Option<Text<'a>>,
         /// Masked; without a `<think>` span.
-        answer_text: Option<String>,
+        answer_text: Option<Text<'a>>,
         nonfinite_fields: i32,
         /// Attributes that did not fit the limits.
         dropped_attrs: i32,
-        attrs: Attrs,
+        attrs: Attrs<'a>,
+        /// Hash of the template as the app computed it.
+        template_hash: Option<Text<'a>>,
+        /// LoRA adapter in use.
+        adapter: Option<Text<'a>>,
+        conversation_id: Option<Text<'a>>,
+        prefill_tokens_per_s: Option<f64>,
+        /// Charge before and after, 0 to 1.
+        battery_start: Option<f64>,
+        battery_end: Option<f64>,
+        charging: Option<bool>,
+        /// 0 nominal, 1 fair, 2 serious, 3 critical.
+        thermal_start: Option<i32>,
+        thermal_end: Option<i32>,
     }
 }
 
 table! {
     /// A person's judgement about one interaction.
-    FeedbackRow {
-        app: String,
+    FeedbackRow<'a> {
+        app: Text<'a>,
         received_date: Day,
         received_at: Micros,
         event_at: Option<Micros>,
         occurred_at: Micros,
         sent_at: Option<Micros>,
-        source: String,
-        trust: String,
-        install_id: Option<String>,
+        source: Text<'a>,
+        trust: Text<'a>,
+        install_id: Option<Text<'a>>,
         batch_seq: Option<i64>,
-        interaction_id: String,
+        interaction_id: Text<'a>,
         /// Label word of `LabelKind`.
-        label: String,
+        label: Text<'a>,
         /// Masked.
-        reason: Option<String>,
+        reason: Option<Text<'a>>,
         score: Option<f64>,
         nonfinite_fields: i32,
     }
@@ -194,34 +207,34 @@ table! {
 
 table! {
     /// What happened to a model on a device.
-    DeviceEventRow {
-        app: String,
+    DeviceEventRow<'a> {
+        app: Text<'a>,
         received_date: Day,
         received_at: Micros,
         event_at: Option<Micros>,
         occurred_at: Micros,
         sent_at: Option<Micros>,
-        source: String,
-        trust: String,
-        install_id: Option<String>,
+        source: Text<'a>,
+        trust: Text<'a>,
+        install_id: Option<Text<'a>>,
         batch_seq: Option<i64>,
         /// Word of `DeviceEventKind`.
-        event: String,
-        bundle: Option<String>,
-        rollout_id: Option<String>,
+        event: Text<'a>,
+        bundle: Option<Text<'a>>,
+        rollout_id: Option<Text<'a>>,
         phase: Option<i32>,
-        arm: Option<String>,
+        arm: Option<Text<'a>>,
         load_ms: Option<f64>,
-        reason: Option<String>,
-        device_class: Option<String>,
-        device_model: Option<String>,
-        soc: Option<String>,
+        reason: Option<Text<'a>>,
+        device_class: Option<Text<'a>>,
+        device_model: Option<Text<'a>>,
+        soc: Option<Text<'a>>,
         ram_bytes: Option<i64>,
-        os: Option<String>,
-        locale: Option<String>,
-        app_version: Option<String>,
-        runtime: Option<String>,
-        sdk: Option<String>,
+        os: Option<Text<'a>>,
+        locale: Option<Text<'a>>,
+        app_version: Option<Text<'a>>,
+        runtime: Option<Text<'a>>,
+        sdk: Option<Text<'a>>,
         nonfinite_fields: i32,
     }
 }

@@ -64,9 +64,9 @@ fn child() {
     let mut recovery = open();
     let (mut feedback, mut refused) = (0, 0);
     while let Some(group) = recovery.next_group().unwrap() {
-        feedback += group.rows.get(Table::Feedback).map_or(0, |b| b.num_rows());
-        if let Some(batch) = group.rows.get(Table::Dispositions) {
-            let text = format!("{batch:?}");
+        feedback += group.get(Table::Feedback).map_or(0, |s| s.load().unwrap().num_rows());
+        if let Some(stored) = group.get(Table::Dispositions) {
+            let text = format!("{:?}", stored.load().unwrap());
             refused += text.matches("refused_intake").count();
         }
     }

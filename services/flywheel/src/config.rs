@@ -1,6 +1,7 @@
 //! Configuration: one TOML file, every key optional, checked as a whole before anything starts.
 
 use anyhow::{Context, Result, bail};
+use flywheel_telemetry::Masks;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -54,10 +55,18 @@ pub struct WorkerConfig {
 pub struct IngestConfig {
     /// Largest request body after decompression, bytes.
     pub max_body_bytes: usize,
-    /// Acknowledged bytes that may wait for the tables before the intake answers 503.
+    /// Bytes that may wait in the log for the tables before the intake answers 503.
     pub max_backlog_bytes: u64,
+    /// Bodies that may be in memory at once before the intake answers 503, bytes.
+    pub max_in_flight_bytes: usize,
+    /// Space the disk must keep: with less the intake answers 503 until there is more again, bytes.
+    pub min_free_bytes: u64,
+    /// Longest time for the headers of a request and for its body, seconds.
+    pub upload_timeout_s: u64,
     /// Seconds between commits to the tables.
     pub flush_s: u64,
+    /// Personal data that is replaced in free text before it is stored.
+    pub masks: Masks,
 }
 
 /// Where mail goes.
@@ -109,7 +118,15 @@ impl Default for WorkerConfig {
 }
 impl Default for IngestConfig {
     fn default() -> Self {
-        Self { max_body_bytes: 8 << 20, max_backlog_bytes: 512 << 20, flush_s: 10 }
+        Self {
+            max_body_bytes: 8 << 20,
+            max_backlog_bytes: 8 << 30,
+            max_in_flight_bytes: 64 << 20,
+            min_free_bytes: 1 << 30,
+            upload_timeout_s: 60,
+            flush_s: 10,
+            masks: Masks::default(),
+        }
     }
 }
 

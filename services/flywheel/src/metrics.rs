@@ -1,4 +1,4 @@
-//! Our own counters in Prometheus text form. Few and named; labels come from closed sets, never from users.
+//! Our own counters and gauges in Prometheus text form. Few and named; labels come from closed sets, never from users.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,6 +19,14 @@ const HELP: &[(&str, &str)] = &[
     ("flywheel_ticks_total", "Controller ticks."),
 ];
 
+/// A value as it is now.
+#[derive(Debug, Clone, Copy)]
+pub struct Gauge {
+    pub name: &'static str,
+    pub help: &'static str,
+    pub value: f64,
+}
+
 impl Metrics {
     /// Adds to a counter.
     pub fn add(&self, name: &'static str, labels: &[(&str, &str)], n: u64) {
@@ -28,10 +36,13 @@ impl Metrics {
         }
     }
 
-    /// All counters, with help and type lines.
+    /// All counters and the given gauges, with help and type lines.
     #[must_use]
-    pub fn render(&self) -> String {
+    pub fn render(&self, gauges: &[Gauge]) -> String {
         let mut out = String::new();
+        for Gauge { name, help, value } in gauges {
+            let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n");
+        }
         let Ok(map) = self.counters.lock() else { return out };
         for (name, help) in HELP {
             let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} counter\n");
@@ -53,7 +64,12 @@ mod tests {
         let m = Metrics::default();
         m.add("flywheel_jobs_total", &[("kind", "lora"), ("state", "succeeded")], 2);
         m.add("flywheel_ticks_total", &[], 1);
-        let text = m.render();
+        let text = m.render(&[Gauge { name: "flywheel_installs", help: "Installs.", value: 3.0 }]);
+        assert!(
+            text.starts_with(
+                "# HELP flywheel_installs Installs.\n# TYPE flywheel_installs gauge\nflywheel_installs 3\n"
+            )
+        );
         assert!(text.contains("flywheel_jobs_total{kind=\"lora\",state=\"succeeded\"} 2\n"), "{text}");
         assert!(text.contains("\nflywheel_ticks_total 1\n"), "{text}");
     }

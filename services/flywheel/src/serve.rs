@@ -37,7 +37,8 @@ pub async fn serve(config: Config) -> Result<()> {
         tasks.spawn(async move { controller::run(s, Duration::from_secs(tick_s.max(1)), end).await });
     }
     let app = http::router(server.clone());
-    axum::serve(listener, app).with_graceful_shutdown(signal()).await?;
+    let header_timeout = Duration::from_secs(server.config.ingest.upload_timeout_s);
+    http::listen::serve(listener, app, header_timeout, signal()).await?;
     let _ = stop.send(true);
     while tasks.join_next().await.is_some() {}
     server.lake.flush().await.map_err(|e| anyhow::anyhow!("the last flush failed: {e}"))?;

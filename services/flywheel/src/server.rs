@@ -59,7 +59,7 @@ impl Server {
         let objects = Objects::new(Arc::new(LocalFileSystem::new_with_prefix(&dir)?), dir);
         let lake =
             Lake::open(crate::ingest::lake_config(&config)?).await.context("the telemetry tables cannot be opened")?;
-        let ingest = Ingest::new(lake.ingestor());
+        let ingest = Ingest::new(lake.ingestor(), config.ingest.masks);
         let delivery = Delivery::new(config.tuf_dir(), config.keys_dir());
         let mailer = config.mail.as_ref().map(Mailer::new).transpose()?;
         Ok(Arc::new(Self {

@@ -7,7 +7,7 @@ use flywheel_telemetry::decode::Context;
 use flywheel_telemetry::inflate::inflate;
 use flywheel_telemetry::rows::InteractionRow;
 use flywheel_telemetry::trust::Sender;
-use flywheel_telemetry::{Decoded, Endpoint, Limits, Table};
+use flywheel_telemetry::{Decoded, Endpoint, Limits, Masks, Table};
 use flywheel_types::{AppId, InstallId, LabelKind, TrustClass};
 use std::io::Write as _;
 use std::sync::LazyLock;
@@ -23,21 +23,32 @@ static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits {
     ..Limits::default()
 });
 
+static APP: LazyLock<AppId> = LazyLock::new(|| AppId::new("app").expect("a valid id"));
+
 fn classify(answer: &str) -> Option<LabelKind> {
     answer.starts_with("Sorry").then_some(LabelKind::Refused)
 }
 
 /// Calls `f` with the context of a request; bit 7 of `flags`: the sender is proven.
-pub(crate) fn with_context<T>(endpoint: Endpoint, flags: u8, f: impl FnOnce(&Context<'_>) -> T) -> T {
-    let app = AppId::new("app").expect("a valid id");
+pub(crate) fn with_context<T>(endpoint: Endpoint, flags: u8, f: impl FnOnce(&Context<'static>) -> T) -> T {
     let install = Some(InstallId::of_public_key(&[7; 32]));
     let sender = if flags & 128 != 0 { Sender { trust: TrustClass::Keyed, install } } else { Sender::ANONYMOUS };
     let now: DateTime<Utc> = "2026-03-01T10:00:06Z".parse().expect("a valid time");
-    f(&Context { app: &app, endpoint, sender, now, limits: &LIMITS, otlp_content: true, classify: Some(&classify) })
+    let masks = Masks::default();
+    f(&Context {
+        app: &APP,
+        endpoint,
+        sender,
+        now,
+        limits: &LIMITS,
+        masks,
+        otlp_content: true,
+        classify: Some(&classify),
+    })
 }
 
 /// What holds for the rows of any decoder. `items`: how many the body holds, where that can be told.
-pub(crate) fn check(decoded: &Decoded, items: Option<usize>) {
+pub(crate) fn check(decoded: &Decoded<'_>, items: Option<usize>) {
     let stored: u64 = decoded.stored().iter().map(|(_, n)| n).sum();
     assert_eq!(stored as usize + decoded.quarantined.len(), decoded.items(), "stored and quarantined are all items");
     if let Some(items) = items {
@@ -53,12 +64,13 @@ pub(crate) fn check(decoded: &Decoded, items: Option<usize>) {
     assert_eq!(got, decoded.interactions.len());
 }
 
-fn interaction(row: &InteractionRow) {
+fn interaction(row: &InteractionRow<'_>) {
     let n = row.chunk_ids.len();
     assert_eq!((row.chunk_versions.len(), row.chunk_scores.len(), row.chunk_hidden.len()), (n, n, n));
     assert!(n <= LIMITS.chunks, "{n} chunks");
     assert!(row.chunk_scores.iter().all(|s| s.is_finite()));
-    let numbers = [row.ttft_ms, row.ttfv_ms, row.decode_tokens_per_s, row.energy_mj];
+    let numbers =
+        [row.ttft_ms, row.ttfv_ms, row.decode_tokens_per_s, row.energy_mj, row.battery_start, row.battery_end];
     assert!(numbers.iter().flatten().all(|v| v.is_finite()), "not a number is stored as no number");
     assert!(row.attrs.0.len() <= LIMITS.extra_attributes);
     let year_2015_us = 1_420_070_400_000_000;

@@ -48,7 +48,8 @@ fn let_arrow_panic() {
 
 /// Sequence number, rows and keys of each group.
 fn seen(groups: &[Group]) -> Vec<(u64, usize, usize)> {
-    groups.iter().map(|g| (g.seq, g.rows.rows(), g.keys.len())).collect()
+    let rows = |g: &Group| g.rows.iter().map(|s| s.load().map_or(0, |batch| batch.num_rows())).sum();
+    groups.iter().map(|g| (g.seq, rows(g), g.keys.len())).collect()
 }
 
 fn replay(folder: &Path) -> (Vec<Group>, usize) {

@@ -46,6 +46,7 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
         sender,
         now: request.now,
         limits: &settings.limits,
+        masks: settings.masks,
         otlp_content: settings.otlp_content,
         classify: settings.classifier.as_deref(),
     };
@@ -76,7 +77,7 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
     })
 }
 
-fn decode(ctx: &Context<'_>, content_type: Option<&str>, body: &[u8]) -> Result<Decoded, Error> {
+fn decode<'a>(ctx: &Context<'a>, content_type: Option<&str>, body: &'a [u8]) -> Result<Decoded<'a>, Error> {
     let unsupported = |expected: &str| {
         Error::invalid(
             "unsupported_content_type",

@@ -8,7 +8,7 @@ use crate::dedup::{BatchKey, DedupState, Seen, Undo};
 use crate::disposition::{Disposition, Key, Kind, Tally};
 use crate::error::TelemetryError;
 use crate::rows::{DispositionRow, Table, TableRows};
-use crate::wal::record::encode_payload;
+use crate::wal::record::encode;
 use crate::wal::{Log, snapshot};
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
@@ -164,15 +164,15 @@ impl Writer {
     fn write(&mut self, mut rows: TableRows, keys: &[BatchKey], mut counts: Tally) -> Result<u64, TelemetryError> {
         counts.merge(self.notes.clone());
         rows.set(Table::Dispositions, DispositionRow::encode(&counts.rows())?);
-        let payload = encode_payload(&rows, keys)?;
         let seq = self.last + 1;
-        let result = self.log.append(seq, &payload);
+        let record = encode(seq, &rows, keys)?;
+        let result = self.log.append(&record);
         self.shared.healthy.store(result.is_ok(), Ordering::Relaxed);
-        result?;
+        let stored = result?;
         self.last = seq;
         self.notes = Tally::default();
-        self.shared.buffers.push(seq, &rows);
-        self.shared.log_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
+        self.shared.buffers.push(seq, stored);
+        self.shared.log_bytes.fetch_add(record.bytes.len() as u64, Ordering::Relaxed);
         self.shared.installs.store(self.dedup.installs(), Ordering::Relaxed);
         Ok(seq)
     }

@@ -2,44 +2,47 @@
 //! that need the whole record. Retrieval spans carry the chunks of the answer in the same trace, so they are kept
 //! until the request is read and joined then.
 
-use super::names::Draft;
-use super::value::{Attribute, Record, Sink};
-use crate::column::Micros;
+use super::draft::Draft;
+use super::names::Names;
+use super::value::{Attribute, Record, Sink, Value};
+use crate::column::{Micros, Text};
 use crate::decode::{Context, Decoded, content, short, stamps};
 use crate::disposition::Kind;
-use crate::mask::mask;
 use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow};
 use flywheel_types::wire::DeviceEventKind;
 use flywheel_types::{InteractionId, LabelKind, TrustClass};
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Chunks found on a retrieval span, by trace id.
-struct Retrieval {
-    ids: Vec<String>,
+struct Retrieval<'a> {
+    ids: Vec<Text<'a>>,
     versions: Vec<i32>,
     scores: Vec<f32>,
     hidden: Vec<bool>,
 }
 
 /// Turns records into rows.
-pub struct Mapper<'a> {
-    ctx: &'a Context<'a>,
-    out: Decoded,
+pub struct Mapper<'c, 'a> {
+    ctx: &'c Context<'a>,
+    out: Decoded<'a>,
     seen: usize,
+    names: Names,
     /// Trace id of each interaction, by position, for the join with retrieval spans.
-    traces: Vec<Vec<u8>>,
-    retrievals: HashMap<Vec<u8>, Vec<Retrieval>>,
+    traces: Vec<Cow<'a, [u8]>>,
+    retrievals: HashMap<Cow<'a, [u8]>, Vec<Retrieval<'a>>>,
 }
 
-impl<'a> Mapper<'a> {
+impl<'c, 'a> Mapper<'c, 'a> {
     #[must_use]
-    pub fn new(ctx: &'a Context<'a>) -> Self {
-        Self { ctx, out: Decoded::default(), seen: 0, traces: Vec::new(), retrievals: HashMap::new() }
+    pub fn new(ctx: &'c Context<'a>) -> Self {
+        let names = Names::default();
+        Self { ctx, out: Decoded::default(), seen: 0, names, traces: Vec::new(), retrievals: HashMap::new() }
     }
 
     /// Joins retrieval spans with their answers and returns the rows.
     #[must_use]
-    pub fn finish(mut self) -> Decoded {
+    pub fn finish(mut self) -> Decoded<'a> {
         let limit = self.ctx.limits.chunks;
         let mut too_many = 0;
         for (row, trace) in self.out.interactions.iter_mut().zip(&self.traces) {
@@ -70,25 +73,29 @@ impl<'a> Mapper<'a> {
         self.out
     }
 
-    fn draft(&self, resource: &[Attribute<'_>], record: &Record<'_>) -> Draft {
+    fn draft(&mut self, resource: &[Attribute<'a>], record: &Record<'a>) -> Draft<'a> {
         let mut d = Draft::default();
-        for (key, value) in resource.iter().chain(&record.attributes) {
-            if d.apply(key, value) {
+        let limits = self.ctx.limits;
+        for (place, (key, value)) in resource.iter().chain(&record.attributes).enumerate() {
+            if let Some(field) = self.names.find(place, key) {
+                d.put(field, value);
                 continue;
             }
-            let text = value.to_text();
-            if let super::value::Value::Double(n) = value
+            if d.openinference(key, value, limits.chunks) {
+                continue;
+            }
+            if let Value::Double(n) = value
                 && !n.is_finite()
             {
                 d.row.nonfinite_fields += 1;
             }
-            let (Some(text), Some(key)) = (text, short(key)) else {
+            let (Some(text), Some(key)) = (value.to_text(), short(key.clone())) else {
                 continue;
             };
-            let fits = text.len() <= self.ctx.limits.attribute_bytes;
-            if fits && d.row.attrs.0.len() < self.ctx.limits.extra_attributes {
+            let fits = text.len() <= limits.attribute_bytes;
+            if fits && d.row.attrs.0.len() < limits.extra_attributes {
                 d.row.attrs.0.retain(|(k, _)| *k != key);
-                d.row.attrs.0.push((key, mask(&text).into_owned()));
+                d.row.attrs.0.push((key, self.ctx.masks.apply(text)));
             } else {
                 d.row.dropped_attrs += 1;
             }
@@ -96,44 +103,49 @@ impl<'a> Mapper<'a> {
         d
     }
 
-    fn common(&self, d: &mut Draft, record: &Record<'_>) {
+    fn common(&self, d: &mut Draft<'a>, record: &Record<'a>) {
         let event_at = (record.time_ns != 0).then(|| Micros(i64::try_from(record.time_ns / 1000).unwrap_or(i64::MAX)));
         let st = stamps(self.ctx.now, event_at, None);
         let row = &mut d.row;
-        row.app = self.ctx.app.as_str().to_owned();
+        row.app = self.ctx.app.as_str().into();
         row.received_date = st.received_date;
         row.received_at = st.received_at;
         row.event_at = st.event_at;
         row.occurred_at = st.occurred_at;
-        row.source = self.ctx.endpoint.source().to_owned();
-        row.trust = self.ctx.sender.trust.as_str().to_owned();
+        row.source = self.ctx.endpoint.source().into();
+        row.trust = self.ctx.sender.trust.as_str().into();
         row.install_id = match (self.ctx.sender.trust, self.ctx.sender.install) {
             (TrustClass::Anonymous, _) | (_, None) => d.claimed_install.take(),
-            (TrustClass::Keyed | TrustClass::Attested, Some(i)) => Some(i.to_string()),
+            (TrustClass::Keyed | TrustClass::Attested, Some(i)) => Some(i.to_string().into()),
         };
         if row.template_id.is_none() {
             row.template_id = match (d.prompt.0.take(), d.prompt.1.take()) {
-                (Some(name), Some(version)) => Some(format!("{name}@{version}")),
+                (Some(name), Some(version)) => Some(format!("{name}@{version}").into()),
                 (name, _) => name,
             };
         }
         if row.bundle.is_none() {
             row.bundle = d.bundle_id.take();
         }
+        if row.device_model.is_none() {
+            row.device_model = d.device_name.take();
+        }
         row.os = joined(&mut d.os);
         row.sdk = joined(&mut d.sdk);
     }
 
-    fn interaction(&mut self, mut d: Draft, record: &Record<'_>) {
+    fn interaction(&mut self, mut d: Draft<'a>, record: &Record<'a>) {
         let fallback = || match (record.trace_id.is_empty(), record.span_id.is_empty()) {
-            (false, false) => Some(format!("{}:{}", hex::encode(&record.trace_id), hex::encode(&record.span_id))),
+            (false, false) => {
+                Some(format!("{}:{}", hex::encode(&record.trace_id), hex::encode(&record.span_id)).into())
+            }
             _ => None,
         };
         let Some(id) = d.response_id.take().or_else(fallback) else {
             let detail = "neither gen_ai.response.id nor trace and span ids are set";
             return self.out.quarantine(Kind::Interaction, "no_interaction_id", detail);
         };
-        if let Err(e) = InteractionId::new(id.as_str()) {
+        if let Err(e) = InteractionId::new(id.as_ref()) {
             return self.out.quarantine(Kind::Interaction, "bad_interaction_id", e.to_string());
         }
         let limits = self.ctx.limits;
@@ -144,12 +156,12 @@ impl<'a> Mapper<'a> {
         if let Some(answer) = &d.answer
             && d.row.detected.is_none()
         {
-            d.row.detected = self.ctx.classify.and_then(|f| f(answer)).map(|l| l.as_str().to_owned());
+            d.row.detected = self.ctx.classify.and_then(|f| f(answer)).map(|l| l.as_str().into());
         }
         if self.ctx.otlp_content {
             let texts = (
-                d.question.take().map(|t| content(&t, "the input", limits)).transpose(),
-                d.answer.take().map(|t| content(&t, "the output", limits)).transpose(),
+                d.question.take().map(|t| content(t, "the input", self.ctx)).transpose(),
+                d.answer.take().map(|t| content(t, "the output", self.ctx)).transpose(),
             );
             match texts {
                 (Ok(q), Ok(a)) => (d.row.question_text, d.row.answer_text) = (q, a),
@@ -165,18 +177,18 @@ impl<'a> Mapper<'a> {
     }
 
     /// `gen_ai.evaluation.result` named `user_feedback`.
-    fn feedback(&mut self, d: Draft) {
+    fn feedback(&mut self, d: Draft<'a>) {
         if d.evaluation.as_deref().is_some_and(|n| n != "user_feedback") {
             let detail = "only gen_ai.evaluation.name = user_feedback is kept";
             return self.out.quarantine(Kind::Feedback, "unsupported_evaluation", detail);
         }
-        let Some(id) = d.response_id.filter(|id| InteractionId::new(id.as_str()).is_ok()) else {
+        let Some(id) = d.response_id.filter(|id| InteractionId::new(id.as_ref()).is_ok()) else {
             let detail = "gen_ai.response.id is missing or not a valid id";
             return self.out.quarantine(Kind::Feedback, "no_interaction_id", detail);
         };
         let word = d.label.unwrap_or_default();
         // A person who asks for another answer rejected this one.
-        let label = match word.as_str() {
+        let label = match word.as_ref() {
             "regenerated" => Ok(LabelKind::Rejected),
             other => other.parse::<LabelKind>(),
         };
@@ -196,16 +208,16 @@ impl<'a> Mapper<'a> {
             install_id: row.install_id,
             batch_seq: None,
             interaction_id: id,
-            label: label.as_str().to_owned(),
-            reason: d.reason.as_deref().map(mask).as_deref().and_then(short),
+            label: label.as_str().into(),
+            reason: d.reason.map(|r| self.ctx.masks.apply(r)).and_then(short),
             score: d.score,
             nonfinite_fields: row.nonfinite_fields,
         });
     }
 
-    fn device(&mut self, d: Draft) {
+    fn device(&mut self, d: Draft<'a>) {
         let word = d.device_event.unwrap_or_default();
-        let parsed = serde_json::from_value::<DeviceEventKind>(word.as_str().into());
+        let parsed = serde_json::from_value::<DeviceEventKind>(word.as_ref().into());
         let Ok(kind) = parsed else {
             return self.out.quarantine(Kind::Device, "unknown_device_event", format!("fleet.device.event `{word}`"));
         };
@@ -221,13 +233,13 @@ impl<'a> Mapper<'a> {
             trust: row.trust,
             install_id: row.install_id,
             batch_seq: None,
-            event: kind.as_str().to_owned(),
+            event: kind.as_str().into(),
             bundle: row.bundle,
             rollout_id: row.rollout_id,
             phase: row.phase,
             arm: row.arm,
             load_ms: row.load_ms,
-            reason: d.reason.as_deref().and_then(short),
+            reason: d.reason.and_then(short),
             device_class: row.device_class,
             device_model: row.device_model,
             soc: row.soc,
@@ -242,20 +254,20 @@ impl<'a> Mapper<'a> {
     }
 }
 
-impl Sink for Mapper<'_> {
-    fn record(&mut self, resource: &[Attribute<'_>], record: Record<'_>) {
+impl<'a> Sink<'a> for Mapper<'_, 'a> {
+    fn record(&mut self, resource: &[Attribute<'a>], record: &Record<'a>) {
         self.seen += 1;
-        let mut d = self.draft(resource, &record);
-        self.common(&mut d, &record);
+        let mut d = self.draft(resource, record);
+        self.common(&mut d, record);
         if let Some(id) = d.batch_id.take() {
-            self.out.batch_id = Some(id);
+            self.out.batch_id = Some(id.into_owned());
         }
         let name = if record.is_span { "" } else { d.event_name.as_deref().unwrap_or(&record.name) };
         match (name, d.row.operation.as_deref()) {
             ("gen_ai.evaluation.result", _) => self.feedback(d),
             ("fleet.device", _) => self.device(d),
             ("gen_ai.client.inference.operation.details", _)
-            | ("", Some("chat" | "generate_content" | "text_completion")) => self.interaction(d, &record),
+            | ("", Some("chat" | "generate_content" | "text_completion")) => self.interaction(d, record),
             ("", Some("retrieval")) if record.is_span && !record.trace_id.is_empty() => {
                 align_chunks(&mut d.row);
                 self.retrievals.entry(record.trace_id.clone()).or_default().push(Retrieval {
@@ -266,16 +278,18 @@ impl Sink for Mapper<'_> {
                 });
             }
             _ => {
-                let detail =
-                    format!("`{}` is no answer, feedback or device event", short(&record.name).unwrap_or_default());
+                let detail = format!(
+                    "`{}` is no answer, feedback or device event",
+                    short(record.name.clone()).unwrap_or_default()
+                );
                 self.out.quarantine(Kind::Unknown, "unsupported_record", detail);
             }
         }
-        for event in record.events {
+        for event in &record.events {
             if event.name == "gen_ai.evaluation.result" {
                 self.seen += 1;
-                let mut d = self.draft(resource, &event);
-                self.common(&mut d, &event);
+                let mut d = self.draft(resource, event);
+                self.common(&mut d, event);
                 self.feedback(d);
             }
         }
@@ -291,15 +305,15 @@ impl Sink for Mapper<'_> {
     }
 }
 
-fn joined(pair: &mut (Option<String>, Option<String>)) -> Option<String> {
+fn joined<'a>(pair: &mut (Option<Text<'a>>, Option<Text<'a>>)) -> Option<Text<'a>> {
     match (pair.0.take(), pair.1.take()) {
-        (Some(a), Some(b)) => Some(format!("{a} {b}")),
+        (Some(a), Some(b)) => Some(format!("{a} {b}").into()),
         (a, b) => a.or(b),
     }
 }
 
 /// Makes the four chunk lists equally long; `id@version` in the id sets the version.
-fn align_chunks(row: &mut InteractionRow) {
+fn align_chunks(row: &mut InteractionRow<'_>) {
     let n = row.chunk_ids.len();
     let given = row.chunk_versions.len() == n;
     row.chunk_versions.resize(n, 0);
@@ -311,7 +325,7 @@ fn align_chunks(row: &mut InteractionRow) {
             && let Ok(v) = tail.parse()
         {
             *version = v;
-            *id = head.to_owned();
+            *id = head.to_owned().into();
         }
     }
 }

@@ -3,11 +3,13 @@
 //! names of the OpenTelemetry semantic conventions v1.41.1 and our own `fleet.*` names. An error inside one record
 //! quarantines that record; only a broken envelope refuses the request.
 
+mod draft;
 pub mod json;
 pub mod map;
-pub mod names;
+mod names;
 pub mod proto;
 pub mod respond;
+pub mod scan;
 pub mod value;
 pub mod wire;
 
@@ -45,7 +47,7 @@ impl Encoding {
 ///
 /// # Errors
 /// `undecodable_body` for a broken envelope, `too_many_records` past the limit.
-pub fn decode(ctx: &Context<'_>, encoding: Encoding, body: &[u8]) -> Result<Decoded, Error> {
+pub fn decode<'a>(ctx: &Context<'a>, encoding: Encoding, body: &'a [u8]) -> Result<Decoded<'a>, Error> {
     let mut mapper = map::Mapper::new(ctx);
     let traces = ctx.endpoint == Endpoint::OtlpTraces;
     match encoding {

@@ -1,208 +1,201 @@
-//! Which attribute fills which column: `gen_ai.*` of the OpenTelemetry semantic conventions v1.41.1, the deprecated
-//! spellings old SDKs still send, general resource attributes, and our own `fleet.*` names.
+//! Which attribute fills which column, as one table: `gen_ai.*` of the OpenTelemetry semantic conventions v1.41.1, the
+//! deprecated spellings that old SDKs still send, OpenInference, general resource attributes, and our own `fleet.*`
+//! names (`docs/semconv.yaml`).
 
+use super::draft::Draft;
 use super::value::Value;
-use crate::decode::short;
-use crate::rows::InteractionRow;
-use serde::Deserialize;
+use crate::column::Text;
+use std::collections::HashMap;
+use std::sync::OnceLock;
 
-/// Values gathered from the attributes of one record and its resource, before it is known what the record is.
+/// A column of `T` in a draft.
+type Place<T> = for<'d, 'a> fn(&'d mut Draft<'a>) -> &'d mut Option<T>;
+
+/// Where the value of an attribute goes, and as what.
+#[derive(Clone, Copy)]
+pub(crate) enum Field {
+    /// A short text: no control characters, 128 bytes.
+    Word(for<'d, 'a> fn(&'d mut Draft<'a>) -> &'d mut Option<Text<'a>>),
+    /// A text as it is.
+    Text(for<'d, 'a> fn(&'d mut Draft<'a>) -> &'d mut Option<Text<'a>>),
+    /// A number, times the factor; not finite is NULL and counted.
+    Number(Place<f64>, f64),
+    Int(Place<i64>),
+    Int32(Place<i32>),
+    Flag(Place<bool>),
+    /// Anything else.
+    Other(for<'a> fn(&mut Draft<'a>, &Value<'a>)),
+    /// Known, and of no use: the same for all records of an app.
+    Nothing,
+}
+
+use Field::{Flag, Int, Int32, Nothing, Number, Other, Text as Whole, Word};
+
+/// Seconds in the convention, milliseconds in the table.
+const MS: f64 = 1000.0;
+
+/// Attribute names and what becomes of them. Where two names fill one column, the one that comes later in the record wins.
+pub(crate) const NAMES: &[(&str, Field)] = &[
+    ("gen_ai.response.id", Whole(|d| &mut d.response_id)),
+    ("gen_ai.operation.name", Word(|d| &mut d.row.operation)),
+    ("gen_ai.provider.name", Word(|d| &mut d.row.provider)),
+    ("gen_ai.request.model", Word(|d| &mut d.row.request_model)),
+    ("gen_ai.response.model", Word(|d| &mut d.row.response_model)),
+    ("gen_ai.response.time_to_first_chunk", Number(|d| &mut d.row.ttft_ms, MS)),
+    ("gen_ai.response.finish_reasons", Other(|d, v| d.finish_reasons(v))),
+    ("gen_ai.usage.input_tokens", Int(|d| &mut d.row.input_tokens)),
+    ("gen_ai.usage.output_tokens", Int(|d| &mut d.row.output_tokens)),
+    ("gen_ai.conversation.id", Word(|d| &mut d.row.conversation_id)),
+    ("gen_ai.prompt.name", Word(|d| &mut d.prompt.0)),
+    ("gen_ai.prompt.version", Word(|d| &mut d.prompt.1)),
+    ("gen_ai.retrieval.documents", Other(|d, v| d.documents(v))),
+    ("gen_ai.evaluation.name", Word(|d| &mut d.evaluation)),
+    ("gen_ai.evaluation.score.label", Word(|d| &mut d.label)),
+    ("gen_ai.evaluation.score.value", Number(|d| &mut d.score, 1.0)),
+    ("gen_ai.evaluation.explanation", Whole(|d| &mut d.reason)),
+    ("gen_ai.input.messages", Whole(|d| &mut d.question)),
+    ("gen_ai.output.messages", Whole(|d| &mut d.answer)),
+    // Deprecated spellings.
+    ("gen_ai.system", Word(|d| &mut d.row.provider)),
+    ("gen_ai.usage.prompt_tokens", Int(|d| &mut d.row.input_tokens)),
+    ("gen_ai.usage.completion_tokens", Int(|d| &mut d.row.output_tokens)),
+    ("gen_ai.prompt", Whole(|d| &mut d.question)),
+    ("gen_ai.completion", Whole(|d| &mut d.answer)),
+    // OpenInference (`retrieval.documents.<n>.document.*` is in `Draft::openinference`).
+    ("openinference.span.kind", Other(|d, v| d.span_kind(v))),
+    ("llm.model_name", Word(|d| &mut d.row.request_model)),
+    ("llm.provider", Word(|d| &mut d.row.provider)),
+    ("llm.token_count.prompt", Int(|d| &mut d.row.input_tokens)),
+    ("llm.token_count.completion", Int(|d| &mut d.row.output_tokens)),
+    ("llm.prompt_template.version", Word(|d| &mut d.prompt.1)),
+    ("input.value", Whole(|d| &mut d.question)),
+    ("output.value", Whole(|d| &mut d.answer)),
+    // Our own.
+    ("fleet.bundle.digest", Word(|d| &mut d.row.bundle)),
+    ("fleet.bundle.id", Word(|d| &mut d.bundle_id)),
+    ("fleet.template.id", Word(|d| &mut d.row.template_id)),
+    ("fleet.prompt.hash", Word(|d| &mut d.row.template_hash)),
+    ("fleet.adapter.id", Word(|d| &mut d.row.adapter)),
+    ("fleet.retrieval.chunk_ids", Other(|d, v| d.chunk_ids(v))),
+    ("fleet.retrieval.chunk_versions", Other(|d, v| d.chunk_versions(v))),
+    ("fleet.retrieval.scores", Other(|d, v| d.chunk_scores(v))),
+    ("fleet.retrieval.hidden", Other(|d, v| d.chunk_hidden(v))),
+    ("fleet.index.version", Int(|d| &mut d.row.index_version)),
+    ("fleet.response.time_to_first_visible_ms", Number(|d| &mut d.row.ttfv_ms, 1.0)),
+    ("fleet.decode.tokens_per_second", Number(|d| &mut d.row.decode_tokens_per_s, 1.0)),
+    ("fleet.prefill.tokens_per_second", Number(|d| &mut d.row.prefill_tokens_per_s, 1.0)),
+    ("fleet.memory.peak_bytes", Int(|d| &mut d.row.peak_memory_bytes)),
+    ("fleet.memory.metric", Word(|d| &mut d.row.memory_metric)),
+    ("fleet.energy.millijoules", Number(|d| &mut d.row.energy_mj, 1.0)),
+    ("fleet.battery.level_start", Number(|d| &mut d.row.battery_start, 1.0)),
+    ("fleet.battery.level_end", Number(|d| &mut d.row.battery_end, 1.0)),
+    ("fleet.battery.charging", Flag(|d| &mut d.row.charging)),
+    ("fleet.thermal.state_start", Int32(|d| &mut d.row.thermal_start)),
+    ("fleet.thermal.state_end", Int32(|d| &mut d.row.thermal_end)),
+    ("fleet.model.load_ms", Number(|d| &mut d.row.load_ms, 1.0)),
+    ("fleet.model.quantization", Word(|d| &mut d.row.quantization)),
+    ("fleet.cold_start", Flag(|d| &mut d.row.cold_start)),
+    ("fleet.refusal", Other(|d, v| d.refusal(v))),
+    ("fleet.rollout.id", Word(|d| &mut d.row.rollout_id)),
+    ("fleet.rollout.phase", Int32(|d| &mut d.row.phase)),
+    ("fleet.rollout.arm", Other(|d, v| d.arm(v))),
+    ("fleet.device.class", Word(|d| &mut d.row.device_class)),
+    ("fleet.device.soc", Word(|d| &mut d.row.soc)),
+    ("fleet.device.ram_bytes", Int(|d| &mut d.row.ram_bytes)),
+    ("fleet.device.event", Word(|d| &mut d.device_event)),
+    ("fleet.locale", Word(|d| &mut d.row.locale)),
+    ("fleet.runtime.name", Word(|d| &mut d.row.runtime)),
+    ("fleet.feedback.reason", Whole(|d| &mut d.reason)),
+    ("fleet.batch.id", Word(|d| &mut d.batch_id)),
+    // General.
+    ("app.installation.id", Word(|d| &mut d.claimed_install)),
+    ("session.id", Word(|d| &mut d.row.session_id)),
+    ("service.name", Nothing),
+    ("service.version", Word(|d| &mut d.row.app_version)),
+    ("device.model.identifier", Word(|d| &mut d.row.device_model)),
+    ("device.model.name", Word(|d| &mut d.device_name)),
+    ("os.name", Word(|d| &mut d.os.0)),
+    ("os.version", Word(|d| &mut d.os.1)),
+    ("telemetry.sdk.name", Word(|d| &mut d.sdk.0)),
+    ("telemetry.sdk.version", Word(|d| &mut d.sdk.1)),
+    ("feature_flag.result.variant", Other(|d, v| d.variant(v))),
+    ("event.name", Word(|d| &mut d.event_name)),
+];
+
+fn index() -> &'static HashMap<&'static str, usize> {
+    static INDEX: OnceLock<HashMap<&'static str, usize>> = OnceLock::new();
+    INDEX.get_or_init(|| NAMES.iter().enumerate().map(|(i, (name, _))| (*name, i)).collect())
+}
+
+/// Finds names. The records of a request list their attributes in the same order, so the name at a place is guessed to be
+/// the one that was there before; only a wrong guess is looked up.
 #[derive(Debug, Default)]
-pub(crate) struct Draft {
-    pub row: InteractionRow,
-    pub response_id: Option<String>,
-    pub prompt: (Option<String>, Option<String>),
-    pub bundle_id: Option<String>,
-    pub os: (Option<String>, Option<String>),
-    pub sdk: (Option<String>, Option<String>),
-    pub event_name: Option<String>,
-    pub evaluation: Option<String>,
-    pub label: Option<String>,
-    pub score: Option<f64>,
-    pub reason: Option<String>,
-    pub device_event: Option<String>,
-    pub batch_id: Option<String>,
-    pub question: Option<String>,
-    pub answer: Option<String>,
-    pub claimed_install: Option<String>,
+pub(crate) struct Names {
+    guesses: Vec<usize>,
 }
 
-impl Draft {
-    fn finite(&mut self, number: Option<f64>) -> Option<f64> {
-        let d = number?;
-        if d.is_finite() {
-            return Some(d);
+impl Names {
+    /// What becomes of the attribute `key` that stands at `place` in its record.
+    pub(crate) fn find(&mut self, place: usize, key: &str) -> Option<Field> {
+        let guess = self.guesses.get(place).and_then(|i| NAMES.get(*i));
+        if let Some((name, field)) = guess
+            && *name == key
+        {
+            return Some(*field);
         }
-        self.row.nonfinite_fields += 1;
-        None
-    }
-
-    /// Puts `value` where `key` belongs; `false` when the key has no column.
-    pub(crate) fn apply(&mut self, key: &str, value: &Value<'_>) -> bool {
-        if key.starts_with("gen_ai.") {
-            self.gen_ai(key, value)
-        } else if key.starts_with("fleet.") {
-            self.fleet(key, value)
-        } else {
-            self.general(key, value)
+        let found = *index().get(key)?;
+        if self.guesses.len() <= place {
+            self.guesses.resize(place + 1, 0);
         }
-    }
-
-    fn gen_ai(&mut self, key: &str, value: &Value<'_>) -> bool {
-        let word = || value.to_text().as_deref().and_then(short);
-        match key {
-            "gen_ai.response.id" => self.response_id = value.to_text(),
-            "gen_ai.operation.name" => self.row.operation = word(),
-            // `gen_ai.system` was renamed in v1.37.
-            "gen_ai.provider.name" | "gen_ai.system" => self.row.provider = word(),
-            "gen_ai.request.model" => self.row.request_model = word(),
-            "gen_ai.response.model" => self.row.response_model = word(),
-            // Seconds in the convention, milliseconds in the table.
-            "gen_ai.response.time_to_first_chunk" => {
-                self.row.ttft_ms = self.finite(value.to_double().map(|s| s * 1000.0))
-            }
-            "gen_ai.usage.input_tokens" | "gen_ai.usage.prompt_tokens" => self.row.input_tokens = value.to_int(),
-            "gen_ai.usage.output_tokens" | "gen_ai.usage.completion_tokens" => {
-                self.row.output_tokens = value.to_int();
-            }
-            "gen_ai.response.finish_reasons" => {
-                let first = if let Value::List(v) = value { v.first() } else { Some(value) };
-                self.row.finish_reason = first.and_then(Value::to_text).as_deref().and_then(short);
-            }
-            "gen_ai.prompt.name" => self.prompt.0 = word(),
-            "gen_ai.prompt.version" => self.prompt.1 = word(),
-            "gen_ai.retrieval.documents" => self.documents(value),
-            "gen_ai.evaluation.name" => self.evaluation = word(),
-            "gen_ai.evaluation.score.label" => self.label = word(),
-            "gen_ai.evaluation.score.value" => self.score = self.finite(value.to_double()),
-            "gen_ai.evaluation.explanation" => self.reason = value.to_text(),
-            "gen_ai.input.messages" | "gen_ai.prompt" => self.question = value.to_text(),
-            "gen_ai.output.messages" | "gen_ai.completion" => self.answer = value.to_text(),
-            _ => return false,
-        }
-        true
-    }
-
-    fn fleet(&mut self, key: &str, value: &Value<'_>) -> bool {
-        let word = || value.to_text().as_deref().and_then(short);
-        match key {
-            "fleet.bundle.digest" => self.row.bundle = word(),
-            "fleet.bundle.id" => self.bundle_id = word(),
-            "fleet.template.id" => self.row.template_id = word(),
-            "fleet.retrieval.chunk_ids" => self.row.chunk_ids = list(value, |v| v.to_text().as_deref().and_then(short)),
-            "fleet.retrieval.chunk_versions" => {
-                self.row.chunk_versions = list(value, |v| v.to_int().and_then(|i| i32::try_from(i).ok()));
-            }
-            "fleet.retrieval.scores" => {
-                self.row.chunk_scores = list(value, |v| v.to_double().map(chunk_score));
-            }
-            "fleet.retrieval.hidden" => self.row.chunk_hidden = list(value, |v| v.to_bool()),
-            "fleet.index.version" => self.row.index_version = value.to_int(),
-            "fleet.response.time_to_first_visible_ms" => self.row.ttfv_ms = self.finite(value.to_double()),
-            "fleet.decode.tokens_per_second" => self.row.decode_tokens_per_s = self.finite(value.to_double()),
-            "fleet.memory.peak_bytes" => self.row.peak_memory_bytes = value.to_int(),
-            "fleet.memory.metric" => self.row.memory_metric = word(),
-            "fleet.energy.millijoules" => self.row.energy_mj = self.finite(value.to_double()),
-            "fleet.model.load_ms" => self.row.load_ms = self.finite(value.to_double()),
-            "fleet.model.quantization" => self.row.quantization = word(),
-            "fleet.cold_start" => self.row.cold_start = value.to_bool(),
-            "fleet.refusal" => {
-                if value.to_bool() == Some(true) {
-                    self.row.detected = Some("refused".to_owned());
-                }
-            }
-            "fleet.rollout.id" => self.row.rollout_id = word(),
-            "fleet.rollout.phase" => self.row.phase = value.to_int().and_then(|i| i32::try_from(i).ok()),
-            "fleet.rollout.arm" => self.row.arm = arm(value),
-            "fleet.device.class" => self.row.device_class = word(),
-            "fleet.device.soc" => self.row.soc = word(),
-            "fleet.device.ram_bytes" => self.row.ram_bytes = value.to_int(),
-            "fleet.device.event" => self.device_event = word(),
-            "fleet.locale" => self.row.locale = word(),
-            "fleet.runtime.name" => self.row.runtime = word(),
-            "fleet.feedback.reason" => self.reason = value.to_text(),
-            "fleet.batch.id" => self.batch_id = word(),
-            _ => return false,
-        }
-        true
-    }
-
-    fn general(&mut self, key: &str, value: &Value<'_>) -> bool {
-        let word = || value.to_text().as_deref().and_then(short);
-        match key {
-            "app.installation.id" => self.claimed_install = word(),
-            "session.id" => self.row.session_id = word(),
-            "service.version" => self.row.app_version = word(),
-            "device.model.identifier" => self.row.device_model = word(),
-            "device.model.name" => {
-                if self.row.device_model.is_none() {
-                    self.row.device_model = word();
-                }
-            }
-            "os.name" => self.os.0 = word(),
-            "os.version" => self.os.1 = word(),
-            "telemetry.sdk.name" => self.sdk.0 = word(),
-            "telemetry.sdk.version" => self.sdk.1 = word(),
-            "feature_flag.result.variant" => {
-                if self.row.arm.is_none() {
-                    self.row.arm = arm(value);
-                }
-            }
-            "event.name" => self.event_name = word(),
-            // Same for all records of an app; the app column says it.
-            "service.name" => {}
-            _ => return false,
-        }
-        true
-    }
-
-    /// `gen_ai.retrieval.documents`: JSON text of `[{"id": …, "score": …}]` in rank order. The parallel
-    /// `fleet.retrieval.*` lists win when both are there.
-    fn documents(&mut self, value: &Value<'_>) {
-        #[derive(Deserialize)]
-        struct Document {
-            id: String,
-            #[serde(default)]
-            score: Option<f64>,
-        }
-        let texts: Vec<String> = match value {
-            Value::List(items) => items.iter().filter_map(Value::to_text).collect(),
-            other => other.to_text().into_iter().collect(),
-        };
-        let mut found: Vec<Document> = Vec::new();
-        for t in texts {
-            if let Ok(many) = serde_json::from_str::<Vec<Document>>(&t) {
-                found.extend(many);
-            } else if let Ok(one) = serde_json::from_str::<Document>(&t) {
-                found.push(one);
-            }
-        }
-        if self.row.chunk_ids.is_empty() {
-            let named = found.iter().filter_map(|d| Some((short(&d.id)?, chunk_score(d.score.unwrap_or(0.0)))));
-            (self.row.chunk_ids, self.row.chunk_scores) = named.unzip();
-        }
+        self.guesses[place] = found;
+        NAMES.get(found).map(|(_, field)| *field)
     }
 }
 
-fn list<T>(value: &Value<'_>, f: impl Fn(&Value<'_>) -> Option<T>) -> Vec<T> {
-    match value {
-        Value::List(items) => items.iter().filter_map(f).collect(),
-        Value::Null => Vec::new(),
-        one => f(one).into_iter().collect(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The registry names what is read here, and nothing else, with the type that is read.
+    #[test]
+    fn our_own_names_are_those_of_the_registry() {
+        let yaml = include_str!("../../../../docs/semconv.yaml");
+        let mut published: Vec<(&str, &str)> = Vec::new();
+        for line in yaml.lines().map(str::trim) {
+            if let Some(id) = line.strip_prefix("- id: ").filter(|id| id.starts_with("fleet.")) {
+                published.push((id, ""));
+            } else if let (Some(kind), Some(last)) = (line.strip_prefix("type: "), published.last_mut()) {
+                last.1 = kind;
+            }
+        }
+        let read: Vec<&str> = NAMES.iter().map(|(name, _)| *name).filter(|n| n.starts_with("fleet.")).collect();
+        assert_eq!(published.iter().map(|(id, _)| *id).collect::<Vec<_>>(), read);
+        for (id, kind) in published {
+            let Some((_, field)) = NAMES.iter().find(|(name, _)| *name == id) else { panic!("{id}") };
+            let fits = match field {
+                Word(_) | Whole(_) => kind == "string",
+                Number(..) => kind == "double",
+                Int(_) | Int32(_) => kind == "int",
+                Flag(_) => kind == "boolean",
+                Other(_) => true,
+                Nothing => false,
+            };
+            assert!(fits, "{id} is published as {kind}");
+        }
     }
-}
 
-/// A score in the width of its column; 0 for what is not finite there.
-fn chunk_score(score: f64) -> f32 {
-    let narrow = score as f32;
-    if narrow.is_finite() { narrow } else { 0.0 }
-}
-
-/// `canary` is what many feature-flag systems call the treatment arm.
-fn arm(value: &Value<'_>) -> Option<String> {
-    match value.to_text()?.as_str() {
-        "control" => Some("control".to_owned()),
-        "treatment" | "canary" => Some("treatment".to_owned()),
-        _ => None,
+    #[test]
+    fn names_are_unique_and_found_in_any_order() {
+        assert_eq!(index().len(), NAMES.len());
+        let mut names = Names::default();
+        for (place, key) in
+            ["os.name", "os.version", "unknown", "os.name", "os.version", "session.id"].iter().enumerate()
+        {
+            let got = names.find(place % 2, key);
+            assert_eq!(got.is_some(), *key != "unknown", "{key}");
+            if *key == "session.id" {
+                assert!(matches!(got, Some(Word(_))));
+            }
+        }
     }
 }

@@ -10,11 +10,12 @@ use flywheel_types::Error;
 ///
 /// # Errors
 /// For an envelope that is not protobuf, and past the record limit.
-pub fn walk(ctx: &Context<'_>, traces: bool, body: &[u8], sink: &mut dyn Sink) -> Result<(), Error> {
+pub fn walk<'a>(ctx: &Context<'_>, traces: bool, body: &'a [u8], sink: &mut dyn Sink<'a>) -> Result<(), Error> {
+    let mut scratch = Record::default();
     for field in Fields(body) {
         let (number, value) = field.map_err(undecodable)?;
         if number == 1 {
-            resource_group(ctx, traces, value.bytes(1).map_err(undecodable)?, sink)?;
+            resource_group(ctx, traces, value.bytes(1).map_err(undecodable)?, &mut scratch, sink)?;
         }
     }
     Ok(())
@@ -22,7 +23,13 @@ pub fn walk(ctx: &Context<'_>, traces: bool, body: &[u8], sink: &mut dyn Sink) -
 
 /// `ResourceSpans` or `ResourceLogs`: 1 resource, 2 scopes. The resource may come after the scopes, so it is
 /// looked for first.
-fn resource_group(ctx: &Context<'_>, traces: bool, bytes: &[u8], sink: &mut dyn Sink) -> Result<(), Error> {
+fn resource_group<'a>(
+    ctx: &Context<'_>,
+    traces: bool,
+    bytes: &'a [u8],
+    scratch: &mut Record<'a>,
+    sink: &mut dyn Sink<'a>,
+) -> Result<(), Error> {
     let mut resource = Vec::new();
     let mut repaired = 0;
     for field in Fields(bytes) {
@@ -38,19 +45,20 @@ fn resource_group(ctx: &Context<'_>, traces: bool, bytes: &[u8], sink: &mut dyn 
     for field in Fields(bytes) {
         let (number, value) = field.map_err(undecodable)?;
         if number == 2 {
-            scope(ctx, traces, value.bytes(2).map_err(undecodable)?, &resource, sink)?;
+            scope(ctx, traces, value.bytes(2).map_err(undecodable)?, &resource, scratch, sink)?;
         }
     }
     Ok(())
 }
 
 /// `ScopeSpans` or `ScopeLogs`: 2 records.
-fn scope(
+fn scope<'a>(
     ctx: &Context<'_>,
     traces: bool,
-    bytes: &[u8],
-    resource: &[Attribute<'_>],
-    sink: &mut dyn Sink,
+    bytes: &'a [u8],
+    resource: &[Attribute<'a>],
+    scratch: &mut Record<'a>,
+    sink: &mut dyn Sink<'a>,
 ) -> Result<(), Error> {
     for field in Fields(bytes) {
         let (number, value) = field.map_err(undecodable)?;
@@ -61,8 +69,9 @@ fn scope(
             return Err(too_many(sink.seen() + 1, ctx.limits.records));
         }
         let inner = value.bytes(2).map_err(undecodable)?;
-        match if traces { span(ctx, inner) } else { log(ctx, inner) } {
-            Ok(record) => sink.record(resource, record),
+        scratch.clear();
+        match if traces { span(ctx, inner, scratch) } else { log(ctx, inner, scratch) } {
+            Ok(()) => sink.record(resource, scratch),
             Err(e @ WireError::Attributes(_)) => sink.broken("too_many_attributes", e.to_string()),
             Err(e @ WireError::Depth(_)) => sink.broken("too_deep", e.to_string()),
             Err(e) => sink.broken("bad_record", e.to_string()),
@@ -72,13 +81,13 @@ fn scope(
 }
 
 /// `Span`.
-fn span<'a>(ctx: &Context<'_>, bytes: &'a [u8]) -> Result<Record<'a>, WireError> {
-    let mut r = Record { is_span: true, ..Record::default() };
+fn span<'a>(ctx: &Context<'_>, bytes: &'a [u8], r: &mut Record<'a>) -> Result<(), WireError> {
+    r.is_span = true;
     for field in Fields(bytes) {
         let (number, value) = field?;
         match number {
-            1 => r.trace_id = value.bytes(1)?.to_vec(),
-            2 => r.span_id = value.bytes(2)?.to_vec(),
+            1 => r.trace_id = value.bytes(1)?.into(),
+            2 => r.span_id = value.bytes(2)?.into(),
             5 => r.name = text(value.bytes(5)?, &mut r.repaired),
             7 => r.time_ns = value.fixed64(7)?,
             8 => r.end_ns = value.fixed64(8)?,
@@ -92,7 +101,7 @@ fn span<'a>(ctx: &Context<'_>, bytes: &'a [u8]) -> Result<Record<'a>, WireError>
             _ => {}
         }
     }
-    Ok(r)
+    Ok(())
 }
 
 /// `Span.Event`.
@@ -111,16 +120,15 @@ fn span_event<'a>(ctx: &Context<'_>, bytes: &'a [u8]) -> Result<Record<'a>, Wire
 }
 
 /// `LogRecord`.
-fn log<'a>(ctx: &Context<'_>, bytes: &'a [u8]) -> Result<Record<'a>, WireError> {
-    let mut r = Record::default();
+fn log<'a>(ctx: &Context<'_>, bytes: &'a [u8], r: &mut Record<'a>) -> Result<(), WireError> {
     let mut observed = 0;
     for field in Fields(bytes) {
         let (number, value) = field?;
         match number {
             1 => r.time_ns = value.fixed64(1)?,
             6 => attribute(ctx, value.bytes(6)?, &mut r.attributes, &mut r.repaired)?,
-            9 => r.trace_id = value.bytes(9)?.to_vec(),
-            10 => r.span_id = value.bytes(10)?.to_vec(),
+            9 => r.trace_id = value.bytes(9)?.into(),
+            10 => r.span_id = value.bytes(10)?.into(),
             11 => observed = value.fixed64(11)?,
             12 => r.name = text(value.bytes(12)?, &mut r.repaired),
             _ => {}
@@ -129,7 +137,7 @@ fn log<'a>(ctx: &Context<'_>, bytes: &'a [u8]) -> Result<Record<'a>, WireError> 
     if r.time_ns == 0 {
         r.time_ns = observed;
     }
-    Ok(r)
+    Ok(())
 }
 
 /// All attributes of a message that keeps them in field `number`.

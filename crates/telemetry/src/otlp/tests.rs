@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::limits::Limits;
+use crate::mask::Masks;
 use crate::trust::Sender;
 use flywheel_types::AppId;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
@@ -71,14 +72,16 @@ fn log(attributes: Vec<KeyValue>) -> LogRecord {
     }
 }
 
-fn decode_as(endpoint: Endpoint, encoding: Encoding, body: &[u8]) -> Result<Decoded, Error> {
-    let app = AppId::new("app").unwrap();
+/// Bodies are leaked, so that a test can drop its own and keep the rows.
+fn decode_as(endpoint: Endpoint, encoding: Encoding, body: &[u8]) -> Result<Decoded<'static>, Error> {
+    let body: &'static [u8] = Box::leak(body.into());
     let ctx = Context {
-        app: &app,
+        app: Box::leak(Box::new(AppId::new("app").unwrap())),
         endpoint,
         sender: Sender::ANONYMOUS,
         now: "2026-03-01T10:00:06Z".parse().unwrap(),
-        limits: &Limits { records: 50, ..Limits::default() },
+        limits: Box::leak(Box::new(Limits { records: 50, ..Limits::default() })),
+        masks: Masks::default(),
         otlp_content: false,
         classify: None,
     };
@@ -102,7 +105,7 @@ fn a_log_record_fills_the_columns_in_both_encodings() {
         assert_eq!((r.input_tokens, r.output_tokens), (Some(120), Some(9)));
         assert_eq!(r.template_id.as_deref(), Some("faq@3"));
         assert_eq!(r.bundle.as_deref(), Some("assistant/180"));
-        assert_eq!((&r.chunk_ids, &r.chunk_versions), (&vec!["kb-1".to_owned(), "kb-9".into()], &vec![2, 0]));
+        assert_eq!((&r.chunk_ids, &r.chunk_versions), (&vec!["kb-1".into(), "kb-9".into()], &vec![2, 0]));
         assert_eq!(r.chunk_scores, [0.9, 0.5]);
         assert_eq!((r.energy_mj, r.nonfinite_fields), (None, 1));
         assert_eq!(r.detected.as_deref(), Some("refused"));
@@ -110,7 +113,7 @@ fn a_log_record_fills_the_columns_in_both_encodings() {
         assert_eq!(r.os.as_deref(), Some("ios 17.4"));
         assert_eq!(r.app_version.as_deref(), Some("5.2.0"));
         assert_eq!(r.install_id.as_deref(), Some("abc"));
-        assert_eq!(r.attrs.0, [("my.own".to_owned(), "write to [email]".to_owned())]);
+        assert_eq!(r.attrs.0, [("my.own".into(), "write to [email]".into())]);
         assert_eq!(r.event_at.unwrap().0, 1_772_359_200_000_000);
     }
     assert_eq!(protobuf.interactions, json.interactions);
@@ -172,6 +175,69 @@ fn spans_join_their_retrieval_and_carry_feedback() {
         assert_eq!(got.feedback[0].label, "rejected");
         assert_eq!(got.quarantined.len(), 1);
         assert_eq!(got.quarantined[0].reason, "unsupported_record");
+    }
+}
+
+#[test]
+fn openinference_names_fill_the_same_columns() {
+    let attributes = vec![
+        kv("openinference.span.kind", s("LLM")),
+        kv("llm.model_name", s("m")),
+        kv("llm.token_count.prompt", V::IntValue(7)),
+        kv("retrieval.documents.1.document.id", s("kb-2")),
+        kv("retrieval.documents.0.document.id", s("kb-1@4")),
+        kv("retrieval.documents.1.document.score", V::DoubleValue(0.25)),
+        kv("retrieval.documents.0.document.content", s("secret")),
+    ];
+    let span = Span { trace_id: vec![1; 16], span_id: vec![2; 8], attributes, ..Span::default() };
+    let scope_spans = vec![ScopeSpans { spans: vec![span.clone()], ..ScopeSpans::default() }];
+    let mut request =
+        ExportTraceServiceRequest { resource_spans: vec![ResourceSpans { scope_spans, ..ResourceSpans::default() }] };
+    for (encoding, body) in
+        [(Encoding::Protobuf, request.encode_to_vec()), (Encoding::Json, serde_json::to_vec(&request).unwrap())]
+    {
+        let got = decode_as(Endpoint::OtlpTraces, encoding, &body).unwrap();
+        let row = &got.interactions[0];
+        assert_eq!((row.request_model.as_deref(), row.input_tokens), (Some("m"), Some(7)));
+        assert_eq!((&row.chunk_ids[..], &row.chunk_versions[..]), (&["kb-1".into(), "kb-2".into()][..], &[4, 0][..]));
+        assert_eq!(row.chunk_scores, [0.0, 0.25]);
+        assert!(row.attrs.0.is_empty(), "the text of a document is content");
+    }
+    let spans = &mut request.resource_spans[0].scope_spans[0].spans;
+    spans[0].attributes.push(kv("retrieval.documents.128.document.id", s("one too many")));
+    let got = decode_as(Endpoint::OtlpTraces, Encoding::Protobuf, &request.encode_to_vec()).unwrap();
+    assert_eq!(got.quarantined[0].reason, "too_many_chunks");
+}
+
+#[test]
+fn what_is_wrong_in_one_json_record_costs_that_record() {
+    let record =
+        |inner: &str| format!(r#"{{"eventName":"gen_ai.client.inference.operation.details","attributes":[{inner}]}}"#);
+    let id = r#"{"key":"gen_ai.response.id","value":{"stringValue":"r"}}"#;
+    let body = |records: &[String]| {
+        format!(
+            r#"{{"resourceLogs":[{{"scopeLogs":[{{"logRecords":[{}]}}],"resource":{{"attributes":[{{"key":"service.version","value":{{"stringValue":"9"}}}}]}}}}]}}"#,
+            records.join(",")
+        )
+    };
+    let records = [
+        record(id),
+        "17".to_owned(),
+        record(r#"{"key":3}"#),
+        record(r#"{"key":"x","value":{"boolValue":"yes"}}"#),
+        r#"{"traceId":"xyz"}"#.to_owned(),
+        r#"{"attributes":{}}"#.to_owned(),
+        record(id),
+    ];
+    let got = decode_as(Endpoint::OtlpLogs, Encoding::Json, body(&records).as_bytes()).unwrap();
+    assert_eq!(got.interactions.len(), 2);
+    assert!(got.interactions.iter().all(|r| r.app_version.as_deref() == Some("9")), "the resource came last");
+    let reasons: Vec<_> = got.quarantined.iter().map(|q| q.reason).collect();
+    assert_eq!(reasons, ["bad_record", "bad_record", "bad_value", "bad_id", "bad_record"]);
+    let whole = body(&records);
+    for cut in 0..whole.len() {
+        let e = decode_as(Endpoint::OtlpLogs, Encoding::Json, &whole.as_bytes()[..cut]).unwrap_err();
+        assert_eq!(e.code, "undecodable_body", "cut at {cut}");
     }
 }
 
@@ -264,7 +330,7 @@ fn nested_values_grow_with_their_size_and_not_with_their_depth() {
     let got = decode_as(Endpoint::OtlpLogs, Encoding::Protobuf, &logs(vec![log(attributes)]).encode_to_vec()).unwrap();
     let row = &got.interactions[0];
     assert_eq!(row.dropped_attrs, 2);
-    assert_eq!(row.attrs.0[1], ("small".to_owned(), r#"[["a\"b"]]"#.to_owned()));
+    assert_eq!(row.attrs.0[1], ("small".into(), r#"[["a\"b"]]"#.into()));
 }
 
 #[test]
@@ -281,7 +347,7 @@ fn numbers_that_leave_the_range_of_their_column_are_not_stored() {
     attributes.push(kv("gen_ai.retrieval.documents", s(documents)));
     let got = decode_as(Endpoint::OtlpLogs, Encoding::Protobuf, &logs(vec![log(attributes)]).encode_to_vec()).unwrap();
     let row = &got.interactions[0];
-    assert_eq!((&row.chunk_ids[..], &row.chunk_scores[..]), (&["kb-1".to_owned(), "kb-2".into()][..], &[0.0, 0.5][..]));
+    assert_eq!((&row.chunk_ids[..], &row.chunk_scores[..]), (&["kb-1".into(), "kb-2".into()][..], &[0.0, 0.5][..]));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Attribute values and records as both walkers see them: borrowed from the body wherever possible.
 
+use crate::column::Text;
 use std::borrow::Cow;
 
 /// An OTLP `AnyValue`.
@@ -18,18 +19,18 @@ pub enum Value<'a> {
     Bytes(String),
 }
 
-impl Value<'_> {
+impl<'a> Value<'a> {
     /// Text form for a text column.
     #[must_use]
-    pub fn to_text(&self) -> Option<String> {
+    pub fn to_text(&self) -> Option<Text<'a>> {
         match self {
             Self::Null => None,
-            Self::Text(s) => Some(s.to_string()),
-            Self::Bool(b) => Some(b.to_string()),
-            Self::Int(i) => Some(i.to_string()),
-            Self::Double(d) => d.is_finite().then(|| d.to_string()),
-            Self::List(_) => self.to_json(),
-            Self::Map(s) | Self::Bytes(s) => Some(s.clone()),
+            Self::Text(s) => Some(s.clone()),
+            Self::Bool(b) => Some(Cow::Borrowed(if *b { "true" } else { "false" })),
+            Self::Int(i) => Some(i.to_string().into()),
+            Self::Double(d) => d.is_finite().then(|| d.to_string().into()),
+            Self::List(_) => self.to_json().map(Cow::Owned),
+            Self::Map(s) | Self::Bytes(s) => Some(s.clone().into()),
         }
     }
     /// JSON text in which every scalar is a string; `None` for what has no text. Lists and maps stay nested: as text
@@ -79,7 +80,7 @@ impl Value<'_> {
 }
 
 /// A key with its value.
-pub type Attribute<'a> = (Cow<'a, str>, Value<'a>);
+pub type Attribute<'a> = (Text<'a>, Value<'a>);
 
 /// One log record, span, or span event.
 #[derive(Debug, Clone, Default)]
@@ -90,27 +91,39 @@ pub struct Record<'a> {
     /// Start of a span, or the time of a log record; 0 = not given.
     pub time_ns: u64,
     pub end_ns: u64,
-    pub trace_id: Vec<u8>,
-    pub span_id: Vec<u8>,
+    pub trace_id: Cow<'a, [u8]>,
+    pub span_id: Cow<'a, [u8]>,
     pub attributes: Vec<Attribute<'a>>,
     pub events: Vec<Record<'a>>,
     /// Strings in which invalid UTF-8 was replaced by U+FFFD.
     pub repaired: u32,
 }
 
+impl Record<'_> {
+    /// Empties the record for the next one; the room for attributes stays.
+    pub fn clear(&mut self) {
+        let (mut attributes, mut events) = (std::mem::take(&mut self.attributes), std::mem::take(&mut self.events));
+        attributes.clear();
+        events.clear();
+        *self = Self { attributes, events, ..Self::default() };
+    }
+}
+
 /// Text of `bytes`; invalid UTF-8 is repaired and counted (SDKs that cut strings by bytes send it).
 pub fn text<'a>(bytes: &'a [u8], repaired: &mut u32) -> Cow<'a, str> {
-    let out = String::from_utf8_lossy(bytes);
-    if matches!(out, Cow::Owned(_)) {
-        *repaired += 1;
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => {
+            *repaired += 1;
+            String::from_utf8_lossy(bytes)
+        }
     }
-    out
 }
 
 /// Receives what a walker finds.
-pub trait Sink {
+pub trait Sink<'a> {
     /// A record with the attributes of its resource.
-    fn record(&mut self, resource: &[Attribute<'_>], record: Record<'_>);
+    fn record(&mut self, resource: &[Attribute<'a>], record: &Record<'a>);
     /// A record that could not be read.
     fn broken(&mut self, reason: &'static str, detail: String);
     /// Records seen so far, kept or not.

@@ -2,12 +2,14 @@
 //! file was cut back to the last good record, so a full disk heals without a restart and never leaves a record that
 //! was reported as failed.
 
-use super::record::{SEGMENT_HEADER, SEGMENT_MAGIC, frame};
+use super::record::{Encoded, RECORD_HEADER, SEGMENT_HEADER, SEGMENT_MAGIC};
+use super::stored::{Segment, Stored};
 use crate::error::TelemetryError;
 use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where and how the log is kept.
 #[derive(Debug, Clone)]
@@ -63,8 +65,7 @@ pub(crate) fn segments(folder: &Path) -> Result<Vec<(u64, PathBuf)>, TelemetryEr
 }
 
 struct Active {
-    file: File,
-    path: PathBuf,
+    segment: Arc<Segment>,
     first: u64,
     /// Bytes known to be whole and durable.
     good: u64,
@@ -93,42 +94,42 @@ impl Log {
             && good < config.segment_bytes
             && let Some((first, path)) = closed.pop()
         {
-            let file =
-                OpenOptions::new().write(true).open(&path).map_err(|e| TelemetryError::io("cannot open", &path, e))?;
-            active = Some(Active { file, path, first, good });
+            let opened = OpenOptions::new().read(true).write(true).open(&path);
+            let file = opened.map_err(|e| TelemetryError::io("cannot open", &path, e))?;
+            active = Some(Active { segment: Arc::new(Segment { file, path }), first, good });
         }
         let mut log = Self { config, _lock: lock, active, closed, broken: false };
         log.repair()?;
         Ok(log)
     }
 
-    /// Appends one record and returns when it is durable.
+    /// Appends one record and returns when it is durable, with where its rows lie.
     ///
     /// # Errors
     /// Nothing of the record will ever be replayed after an error.
-    pub fn append(&mut self, seq: u64, payload: &[u8]) -> Result<(), TelemetryError> {
-        let record = frame(seq, payload)?;
+    pub(crate) fn append(&mut self, record: &Encoded) -> Result<Vec<Stored>, TelemetryError> {
+        let len = record.bytes.len() as u64;
         if self.broken {
             self.repair()?;
         }
-        let full = self
-            .active
-            .as_ref()
-            .is_none_or(|a| a.good > SEGMENT_HEADER && a.good + record.len() as u64 > self.config.segment_bytes);
+        let full =
+            self.active.as_ref().is_none_or(|a| a.good > SEGMENT_HEADER && a.good + len > self.config.segment_bytes);
         if full {
-            self.rotate(seq)?;
+            self.rotate(record.seq)?;
         }
         let Some(active) = self.active.as_mut() else {
             return Err(TelemetryError::Stopped);
         };
-        let written = active.file.write_all(&record).and_then(|()| active.file.sync_data());
-        match written {
+        let mut file = &active.segment.file;
+        match file.write_all(&record.bytes).and_then(|()| file.sync_data()) {
             Ok(()) => {
-                active.good += record.len() as u64;
-                Ok(())
+                let payload = active.good + RECORD_HEADER as u64;
+                active.good += len;
+                let stored = record.sections.iter().filter_map(|s| s.stored(record.seq, &active.segment, payload));
+                Ok(stored.collect())
             }
             Err(e) => {
-                let path = active.path.clone();
+                let path = active.segment.path.clone();
                 self.broken = true;
                 // Best effort now, so that the space is free again; the next append insists on it.
                 if let Err(e) = self.repair() {
@@ -142,12 +143,12 @@ impl Log {
     /// Cuts the active segment back to its last good record, durably.
     fn repair(&mut self) -> Result<(), TelemetryError> {
         if let Some(active) = self.active.as_mut() {
-            let fix = active
-                .file
+            let mut file = &active.segment.file;
+            let fix = file
                 .set_len(active.good)
-                .and_then(|()| active.file.sync_all())
-                .and_then(|()| active.file.seek(SeekFrom::Start(active.good)).map(|_| ()));
-            fix.map_err(|e| TelemetryError::io("cannot repair", &active.path, e))?;
+                .and_then(|()| file.sync_all())
+                .and_then(|()| file.seek(SeekFrom::Start(active.good)).map(|_| ()));
+            fix.map_err(|e| TelemetryError::io("cannot repair", &active.segment.path, e))?;
         }
         self.broken = false;
         Ok(())
@@ -156,7 +157,7 @@ impl Log {
     fn rotate(&mut self, first: u64) -> Result<(), TelemetryError> {
         let path = self.config.folder.join(format!("wal-{first:020}.log"));
         let create = || {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&path)?;
+            let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
             file.write_all(SEGMENT_MAGIC)?;
             file.write_all(&first.to_le_bytes())?;
             file.sync_all()?;
@@ -165,9 +166,9 @@ impl Log {
         let file = create().map_err(|e| TelemetryError::io("cannot create", &path, e))?;
         sync_folder(&self.config.folder)?;
         if let Some(old) = self.active.take() {
-            self.closed.push((old.first, old.path));
+            self.closed.push((old.first, old.segment.path.clone()));
         }
-        self.active = Some(Active { file, path, first, good: SEGMENT_HEADER });
+        self.active = Some(Active { segment: Arc::new(Segment { file, path }), first, good: SEGMENT_HEADER });
         Ok(())
     }
 

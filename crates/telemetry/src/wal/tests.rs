@@ -1,16 +1,17 @@
 //! Crashes and damage, made by hand: a log cut at every byte, flipped bytes in the middle, an empty new segment.
 
 use super::log::{lock, segments};
-use super::record::encode_payload;
+use super::record::{Encoded, RECORD_HEADER, encode, seal};
 use super::{Group, Log, LogConfig, Replay};
 use crate::dedup::BatchKey;
 use crate::rows::{DispositionRow, Table, TableRows};
 use std::path::Path;
 
-fn payload(n: usize) -> Vec<u8> {
+fn record(seq: u64) -> Encoded {
+    let n = seq as usize;
     let mut rows = TableRows::default();
     rows.set(Table::Dispositions, DispositionRow::encode(&vec![DispositionRow::default(); n]).unwrap());
-    encode_payload(&rows, &[BatchKey::Seq { scope: [n as u8; 16], seq: n as u64 }]).unwrap()
+    encode(seq, &rows, &[BatchKey::Seq { scope: [n as u8; 16], seq }]).unwrap()
 }
 
 fn write(folder: &Path, segment_bytes: u64, seqs: std::ops::RangeInclusive<u64>) {
@@ -20,7 +21,8 @@ fn write(folder: &Path, segment_bytes: u64, seqs: std::ops::RangeInclusive<u64>)
     let (closed, tail) = replay.finish();
     let mut log = Log::open(config, lock(folder).unwrap(), closed, tail).unwrap();
     for seq in seqs {
-        log.append(seq, &payload(seq as usize)).unwrap();
+        let stored = log.append(&record(seq)).unwrap();
+        assert_eq!(stored[0].load().unwrap().num_rows() as u64, seq);
     }
 }
 
@@ -28,7 +30,8 @@ fn read(folder: &Path) -> (Vec<u64>, usize) {
     let mut replay = Replay::open(folder).unwrap();
     let mut seqs = Vec::new();
     while let Some(Group { seq, rows, keys }) = replay.next_group().unwrap() {
-        assert_eq!(rows.get(Table::Dispositions).unwrap().num_rows() as u64, seq);
+        assert_eq!((rows.len(), rows[0].table, rows[0].rows as u64), (1, Table::Dispositions, seq));
+        assert_eq!(rows[0].load().unwrap().num_rows() as u64, seq);
         assert_eq!(keys.len(), 1);
         seqs.push(seq);
     }
@@ -72,6 +75,22 @@ fn a_damaged_record_in_the_middle_costs_only_itself() {
 }
 
 #[test]
+fn rows_of_a_full_segment_are_checked_when_they_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 3000, 1..=3);
+    let first = segments(dir.path()).unwrap().remove(0).1;
+    let mut bytes = std::fs::read(&first).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&first, &bytes).unwrap();
+    let mut replay = Replay::open(dir.path()).unwrap();
+    let group = replay.next_group().unwrap().unwrap();
+    assert_eq!((group.seq, group.keys.len()), (1, 1), "the identities are whole: a retry is still known");
+    let e = group.rows[0].load().unwrap_err().to_string();
+    assert!(e.contains("checksum of 1 rows of dispositions differs"), "{e}");
+    assert_eq!(replay.next_group().unwrap().unwrap().rows[0].load().unwrap().num_rows(), 2);
+}
+
+#[test]
 fn a_record_of_a_later_version_is_reported_and_never_cut() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), 1 << 20, 1..=1);
@@ -81,7 +100,9 @@ fn a_record_of_a_later_version_is_reported_and_never_cut() {
     let path = closed[0].1.clone();
     let config = LogConfig { folder: dir.path().to_owned(), segment_bytes: 1 << 20 };
     let mut log = Log::open(config, lock(dir.path()).unwrap(), closed, tail).unwrap();
-    log.append(2, &[99, 1, 2, 3]).unwrap();
+    let mut bytes = [&[0; RECORD_HEADER][..], &[99, 1, 2, 3]].concat();
+    seal(2, &mut bytes).unwrap();
+    log.append(&Encoded { seq: 2, bytes, sections: Vec::new() }).unwrap();
     drop(log);
     let size = std::fs::metadata(&path).unwrap().len();
     assert_eq!(read(dir.path()), (vec![1], 1));
@@ -94,7 +115,8 @@ fn segments_rotate_and_only_covered_ones_are_freed() {
     let config = LogConfig { folder: dir.path().to_owned(), segment_bytes: 4000 };
     let mut log = Log::open(config.clone(), lock(dir.path()).unwrap(), Vec::new(), None).unwrap();
     for seq in 1..=12 {
-        log.append(seq, &payload(seq as usize)).unwrap();
+        let stored = log.append(&record(seq)).unwrap();
+        assert_eq!(stored[0].load().unwrap().num_rows() as u64, seq);
     }
     let firsts: Vec<u64> = segments(dir.path()).unwrap().into_iter().map(|s| s.0).collect();
     assert!(firsts.len() > 3, "{firsts:?}");

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use flywheel_lake::ReplayProgress;
 use flywheel_types::{Error, ErrorKind};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -19,12 +20,15 @@ pub async fn healthz() -> &'static str {
 /// `GET /readyz`: 200 when both intake and control database work, else 503 with what does not.
 pub async fn readyz(State(server): State<Arc<Server>>) -> Response {
     let database = server.store.ping().await.is_ok();
-    readiness(server.ingest.is_ready(), database)
+    readiness(server.ingest.is_ready(), database, server.lake.replaying())
 }
 
-fn readiness(intake: bool, database: bool) -> Response {
-    let mut body = json!({ "intake": intake, "query": database, "database": database });
-    let Some(e) = problem(intake, database) else { return Json(body).into_response() };
+fn readiness(intake: bool, database: bool, replay: Option<ReplayProgress>) -> Response {
+    let mut body = json!({ "intake": intake, "query": database && replay.is_none(), "database": database });
+    if let Some(p) = replay {
+        body["replay"] = json!({ "total_bytes": p.total_bytes, "left_bytes": p.left_bytes });
+    }
+    let Some(e) = problem(intake, database, replay.is_some()) else { return Json(body).into_response() };
     body["code"] = Value::from(e.code);
     body["message"] = Value::from(e.message.as_str());
     body["hint"] = Value::from(e.hint.as_str());
@@ -32,8 +36,9 @@ fn readiness(intake: bool, database: bool) -> Response {
 }
 
 /// What keeps the server from its whole work.
-fn problem(intake: bool, database: bool) -> Option<Error> {
+fn problem(intake: bool, database: bool, replaying: bool) -> Option<Error> {
     let what = match (intake, database) {
+        (true, true) if replaying => "the log of an earlier run is being committed; telemetry is taken, queries wait",
         (true, true) => return None,
         (false, true) => "the telemetry log takes no writes",
         (true, false) => "the control database does not answer",
@@ -44,7 +49,8 @@ fn problem(intake: bool, database: bool) -> Option<Error> {
 
 /// `GET /metrics`: Prometheus text.
 pub async fn metrics(State(server): State<Arc<Server>>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], server.metrics.render()).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], server.metrics.render(&server.ingest.gauges()))
+        .into_response()
 }
 
 #[cfg(test)]
@@ -53,8 +59,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_unready_server_says_what_works() {
-        assert_eq!(readiness(true, true).status(), 200);
-        let response = readiness(true, false);
+        assert_eq!(readiness(true, true, None).status(), 200);
+        let response = readiness(true, false, None);
         assert_eq!(response.status(), 503);
         assert!(response.headers().contains_key(header::RETRY_AFTER));
         let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
@@ -64,5 +70,11 @@ mod tests {
             (&json!(true), &json!(false), &json!("not_ready"))
         );
         assert_eq!(body["message"], "the control database does not answer");
+        let response = readiness(true, true, Some(ReplayProgress { total_bytes: 9, left_bytes: 5 }));
+        assert_eq!(response.status(), 503);
+        let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!((&body["intake"], &body["query"]), (&json!(true), &json!(false)));
+        assert_eq!(body["replay"], json!({ "total_bytes": 9, "left_bytes": 5 }));
     }
 }

@@ -4,14 +4,15 @@ use super::auth::IngestApp;
 use super::error::{ApiError, ApiResult, RawBody, failed};
 use crate::server::Server;
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use flywheel_telemetry::otlp::{Encoding, respond};
 use flywheel_telemetry::{Endpoint, IngestHeaders, IngestOutcome, IngestRequest};
 use flywheel_types::wire::{PUBLIC_KEY_HEADER, SIGNATURE_HEADER};
+use flywheel_types::{Error, ErrorKind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Header that names a retry of the same upload.
 const IDEMPOTENCY_HEADER: &str = "idempotency-key";
@@ -29,16 +30,25 @@ fn headers(h: &HeaderMap) -> IngestHeaders {
     }
 }
 
-async fn take(
-    server: &Server,
-    app: IngestApp,
-    endpoint: Endpoint,
-    h: &HeaderMap,
-    body: Bytes,
-) -> ApiResult<IngestOutcome> {
-    let request =
-        IngestRequest { app: app.app, ingest_key: app.key_id, endpoint, headers: headers(h), body, now: server.now() };
-    let outcome = server.ingest.take(request).await.map_err(ApiError)?;
+/// Key first, room second, body last: who has no key, or comes when there is no room, cannot make us read megabytes.
+async fn take(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> ApiResult<IngestOutcome> {
+    let (mut parts, body) = request.into_parts();
+    let app = IngestApp::from_request_parts(&mut parts, server).await?;
+    let (h, now) = (parts.headers.clone(), server.now());
+    let refused = |e: &Error| server.ingest.refused(&app.app, endpoint, e.code, now);
+    let slot = server.ingest.admit(claimed(&h, server)).inspect_err(refused)?;
+    let body = RawBody::from_request(Request::from_parts(parts, body), server);
+    let limit = Duration::from_secs(server.config.ingest.upload_timeout_s);
+    let RawBody(body) = match tokio::time::timeout(limit, body).await {
+        Ok(read) => read.inspect_err(|e| refused(&e.0))?,
+        Err(_) => {
+            let e = too_slow(limit);
+            refused(&e);
+            return Err(ApiError(e));
+        }
+    };
+    let request = IngestRequest { app: app.app, ingest_key: app.key_id, endpoint, headers: headers(&h), body, now };
+    let outcome = server.ingest.take(request, slot).await.map_err(ApiError)?;
     for (disposition, n) in
         [("stored", outcome.ack.stored), ("duplicate", outcome.ack.duplicate), ("quarantined", outcome.ack.quarantined)]
     {
@@ -49,6 +59,22 @@ async fn take(
     Ok(outcome)
 }
 
+/// Bytes that a body may take: what it claims, or the most there is when it claims nothing.
+fn claimed(h: &HeaderMap, server: &Server) -> usize {
+    let length = h.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
+    length.unwrap_or(server.config.ingest.max_body_bytes)
+}
+
+/// Not a 4xx: the link of a phone may be better the next time, and clients throw away what a 4xx refuses.
+fn too_slow(limit: Duration) -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "upload_too_slow",
+        format!("the body did not arrive within {} s", limit.as_secs()),
+        "send it again after the time in Retry-After, in smaller batches",
+    )
+}
+
 fn mark(mut response: Response, duplicate: bool) -> Response {
     if duplicate {
         response.headers_mut().insert(DUPLICATE_HEADER, header::HeaderValue::from_static("true"));
@@ -57,24 +83,14 @@ fn mark(mut response: Response, duplicate: bool) -> Response {
 }
 
 /// `POST /v1/events`.
-pub async fn events(
-    State(server): State<Arc<Server>>,
-    app: IngestApp,
-    h: HeaderMap,
-    RawBody(body): RawBody,
-) -> ApiResult<Response> {
-    let done = take(&server, app, Endpoint::Events, &h, body).await?;
+pub async fn events(State(server): State<Arc<Server>>, request: Request) -> ApiResult<Response> {
+    let done = take(&server, Endpoint::Events, request).await?;
     Ok(mark(Json(done.ack).into_response(), done.duplicate_batch))
 }
 
 /// `POST /v1/feedback`.
-pub async fn feedback(
-    State(server): State<Arc<Server>>,
-    app: IngestApp,
-    h: HeaderMap,
-    RawBody(body): RawBody,
-) -> ApiResult<Response> {
-    let done = take(&server, app, Endpoint::Feedback, &h, body).await?;
+pub async fn feedback(State(server): State<Arc<Server>>, request: Request) -> ApiResult<Response> {
+    let done = take(&server, Endpoint::Feedback, request).await?;
     Ok(mark(Json(done.ack).into_response(), done.duplicate_batch))
 }
 
@@ -93,7 +109,7 @@ pub async fn logs(State(server): State<Arc<Server>>, request: Request) -> Respon
 async fn otlp(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> Response {
     let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
     let encoding = Encoding::of(content_type);
-    match (otlp_take(server, endpoint, request).await, encoding) {
+    match (take(server, endpoint, request).await, encoding) {
         (Ok(done), encoding) => {
             let encoding = encoding.unwrap_or(Encoding::Json);
             mark(encoded(encoding, respond::success(endpoint, encoding, &done.ack)), done.duplicate_batch)
@@ -101,15 +117,6 @@ async fn otlp(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> Res
         (Err(ApiError(e)), Some(encoding)) => failed(&e, encoded(encoding, respond::failure(encoding, &e))),
         (Err(e), None) => e.into_response(),
     }
-}
-
-/// Key first, body second: who has no key cannot make us read megabytes.
-async fn otlp_take(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> ApiResult<IngestOutcome> {
-    let (mut parts, body) = request.into_parts();
-    let app = IngestApp::from_request_parts(&mut parts, server).await?;
-    let h = parts.headers.clone();
-    let RawBody(body) = RawBody::from_request(Request::from_parts(parts, body), server).await?;
-    take(server, app, endpoint, &h, body).await
 }
 
 fn encoded(encoding: Encoding, body: Vec<u8>) -> Response {

@@ -14,6 +14,7 @@ pub mod health;
 pub mod ingest;
 pub mod interactions;
 pub mod jobs;
+pub mod listen;
 pub mod releases;
 pub mod rollouts;
 pub mod schedules;

@@ -375,7 +375,7 @@ mod tests {
         let (one, other) = (CandidateId::new("c-one").unwrap(), CandidateId::new("c-other").unwrap());
         let (first, second) = (Digest::of(b"first"), Digest::of(b"second"));
         let rows = [earlier(Some(&one), first), earlier(Some(&other), second), earlier(None, second)];
-        let id = |bundle, candidate| rollout_id(bundle, candidate, &rows).unwrap().to_string();
+        let id = |bundle, candidate: Option<&CandidateId>| rollout_id(bundle, candidate, &rows).unwrap().to_string();
         assert_eq!(id(second, Some(&one)), "r-one-2", "published again as another bundle");
         assert_eq!(id(first, Some(&CandidateId::new("c-new").unwrap())), "r-new-1");
         assert_eq!(

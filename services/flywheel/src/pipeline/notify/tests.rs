@@ -102,7 +102,7 @@ async fn an_address_that_is_none_is_given_up_and_stops_nobody_else() {
     let t = TestServer::start(Some(mail)).await;
     freeze(&t).await;
     assert_eq!(send(&t).await, json!({ "sent": 2, "failed": 0, "dead": 1 }));
-    assert!(t.server.metrics.render().contains("flywheel_mails_total{result=\"dead\"} 1"));
+    assert!(t.server.metrics.render(&[]).contains("flywheel_mails_total{result=\"dead\"} 1"));
 }
 
 #[tokio::test]

@@ -1,0 +1,113 @@
+//! The accept loop: a connection that sends its headers slowly is closed, and a stop lets running requests end.
+
+use anyhow::Result;
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use std::pin::pin;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Longest time that running requests have after a stop.
+const LAST_REQUESTS: Duration = Duration::from_secs(30);
+/// Pause after the system refused a connection (too many open files): the loop must not spin.
+const AFTER_REFUSAL: Duration = Duration::from_millis(100);
+
+/// Serves `app` until `stop` ends.
+pub async fn serve(
+    listener: TcpListener,
+    app: Router,
+    header_timeout: Duration,
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
+    let (stopping, stopped) = watch::channel(());
+    let mut connections = JoinSet::new();
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, app.clone(), header_timeout, stopped.clone()));
+                }
+                Err(e) => {
+                    tracing::warn!(error = %e, "a connection was not accepted");
+                    tokio::time::sleep(AFTER_REFUSAL).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+            () = &mut stop => break,
+        }
+    }
+    drop((listener, stopping));
+    let all = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_REQUESTS, all).await.is_err() {
+        tracing::warn!("requests that do not end are cut off");
+    }
+    Ok(())
+}
+
+async fn connection(stream: TcpStream, app: Router, header_timeout: Duration, mut stopped: watch::Receiver<()>) {
+    let _ = stream.set_nodelay(true);
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(header_timeout);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(header_timeout).keep_alive_timeout(header_timeout);
+    let mut serving = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(app)));
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        _ = stopped.changed() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(e) = ended {
+        // phones come and go: nobody needs to look at this
+        tracing::debug!(error = %e, "a connection ended with an error");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn slow_headers_are_cut_off_and_a_stop_lets_a_request_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (begun, running) = oneshot::channel::<()>();
+        let begun = std::sync::Arc::new(std::sync::Mutex::new(Some(begun)));
+        let (go_on, wait) = watch::channel(false);
+        let app = Router::new().route(
+            "/slow",
+            get(move || async move {
+                drop(begun.lock().unwrap().take());
+                let mut wait = wait.clone();
+                let _ = wait.wait_for(|go| *go).await;
+                "done"
+            }),
+        );
+        let (stop, stopped) = oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, app, Duration::from_millis(100), async {
+            let _ = stopped.await;
+        }));
+        let mut slow = TcpStream::connect(address).await.unwrap();
+        slow.write_all(b"GET /slow HTTP/1.1\r\nhost: x\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        slow.read_to_end(&mut answer).await.unwrap();
+        assert!(!answer.windows(4).any(|w| w == b"done"), "headers that never end are not served");
+        let mut good = TcpStream::connect(address).await.unwrap();
+        good.write_all(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let _ = running.await;
+        stop.send(()).unwrap();
+        go_on.send_replace(true);
+        let mut answer = String::new();
+        good.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("done"), "{answer}");
+        server.await.unwrap().unwrap();
+    }
+}
