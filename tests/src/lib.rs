@@ -34,11 +34,19 @@ impl Server {
     /// # Errors
     /// When a set-up command fails or the server does not listen; with what it wrote to its log.
     pub fn start(arguments: &[&str]) -> Result<Self> {
+        Self::with_config(arguments, &format!("[ingest]\nmax_body_bytes = {MAX_UPLOAD}\n"))
+    }
+
+    /// As [`Self::start`], with further lines of configuration instead of the small limit of uploads.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn with_config(arguments: &[&str], lines: &str) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let config = format!(
-            "data_dir = {:?}\nlisten = \"127.0.0.1:{port}\"\n[ingest]\nmax_body_bytes = {MAX_UPLOAD}\n\
-             [clock]\nkind = \"virtual\"\nstart = \"2026-03-02T00:00:00Z\"\n",
+            "data_dir = {:?}\nlisten = \"127.0.0.1:{port}\"\n\
+             [clock]\nkind = \"virtual\"\nstart = \"2026-03-02T00:00:00Z\"\n{lines}",
             dir.path().join("data")
         );
         let path = dir.path().join("flywheel.toml");
@@ -94,10 +102,48 @@ impl Server {
     /// # Errors
     /// When it does not come back.
     pub fn kill_and_restart(&mut self) -> Result<()> {
+        self.kill()?;
+        self.restart()
+    }
+
+    /// Kills the process as the kernel would (`SIGKILL`).
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
+        Ok(())
+    }
+
+    /// Starts a killed server again on the same data.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub fn restart(&mut self) -> Result<()> {
         self.child = spawn(self.dir.path(), &self.arguments)?;
         self.wait()
+    }
+
+    /// What the server wrote to its log since it was started.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn log(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.dir.path().join("log"))?)
+    }
+
+    /// Segments of the write-ahead log, oldest first.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub fn wal_segments(&self) -> Result<Vec<PathBuf>> {
+        let folder = self.dir.path().join("data/lake/log");
+        let entries = fs::read_dir(folder)?.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
+        let mut found: Vec<PathBuf> =
+            entries.into_iter().filter(|p| p.extension().is_some_and(|e| e == "log")).collect();
+        found.sort();
+        Ok(found)
     }
 }
 

@@ -163,7 +163,7 @@ async fn every_route_refuses_roles_and_bodies() {
         expect(&line, with("{"), 400, "bad_json").await;
         expect(&line, with("\"text\""), 400, "bad_json").await;
         expect(&line, with("\u{0}\u{1}"), 400, "bad_json").await;
-        expect(&line, api.ask("admin", &line).body("{}"), 400, "unsupported_content_type").await;
+        expect(&line, api.ask("admin", &line).body("{}"), 415, "unsupported_content_type").await;
     }
     let large = api.ask("admin", "PUT /v1/chunks").header("content-type", "application/json");
     expect("a large body", large.body(vec![b' '; ADMIN_BODY + 1]), 413, "body_too_large").await;
@@ -283,9 +283,9 @@ async fn uploads_that_cannot_be_taken_are_explained() {
         let ask = |kind: &'static str| api.ask("key", line).header("content-type", kind);
         expect(line, ask("application/json").body("{"), 400, "undecodable_body").await;
         expect(line, ask("application/json").body(vec![b'"', 0xff, b'"']), 400, "undecodable_body").await;
-        expect(line, ask("text/plain").body("x"), 400, "unsupported_content_type").await;
+        expect(line, ask("text/plain").body("x"), 415, "unsupported_content_type").await;
         let encoded = ask("application/json").header("content-encoding", "br").body("{}");
-        expect(line, encoded, 400, "unsupported_encoding").await;
+        expect(line, encoded, 415, "unsupported_encoding").await;
         let cut = ask("application/json").header("content-encoding", "gzip").body(vec![0x1f, 0x8b]);
         expect(line, cut, 400, "bad_compression").await;
         let unsigned = ask("application/json").header("x-fleet-signature", "AAAA").body("{}");
@@ -329,6 +329,6 @@ async fn otlp_failures_are_a_status_in_the_encoding_of_the_request() {
         assert!(status["message"].as_str().is_some_and(|m| m.starts_with("undecodable_body: ")), "{status}");
         // neither encoding: the error body of the other paths
         let neither = api.ask("key", line).header("content-type", "text/plain").body("x");
-        expect(line, neither, 400, "unsupported_content_type").await;
+        expect(line, neither, 415, "unsupported_content_type").await;
     }
 }

@@ -10,6 +10,7 @@ mod append;
 mod committer;
 mod config;
 mod error;
+mod export;
 mod lake;
 mod maintain;
 mod provider;
@@ -22,6 +23,7 @@ mod versions;
 
 pub use config::LakeConfig;
 pub use error::LakeError;
+pub use export::Format;
 pub use flywheel_telemetry::Table;
 pub use lake::Lake;
 pub use maintain::{CompactReport, VacuumReport};

@@ -12,10 +12,10 @@ const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 /// The body as the decoders see it.
 ///
 /// # Errors
-/// 415-like `unsupported_encoding` (as invalid) for anything but `identity`, `gzip` and `zstd`; `too_large` past
+/// `unsupported_encoding` for anything but `identity`, `gzip` and `zstd`; `too_large` past
 /// `cap` bytes; `bad_compression` for a truncated or damaged stream.
 pub fn inflate<'a>(encoding: Option<&str>, body: &'a [u8], cap: usize) -> Result<Cow<'a, [u8]>, Error> {
-    match encoding.map(str::trim).unwrap_or("identity") {
+    match encoding.map_or_else(|| "identity".to_owned(), |e| e.trim().to_ascii_lowercase()).as_str() {
         "" | "identity" => {
             if body.len() > cap {
                 return Err(too_large(cap));
@@ -29,7 +29,8 @@ pub fn inflate<'a>(encoding: Option<&str>, body: &'a [u8], cap: usize) -> Result
             reader.window_log_max(ZSTD_WINDOW_LOG_MAX).map_err(bad_stream)?;
             read_capped(reader, cap).map(Cow::Owned)
         }
-        other => Err(Error::invalid(
+        other => Err(Error::new(
+            ErrorKind::Unsupported,
             "unsupported_encoding",
             format!("Content-Encoding `{}` is not supported", other.chars().take(64).collect::<String>()),
             "send the body as identity, gzip or zstd, with one encoding only",

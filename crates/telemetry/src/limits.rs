@@ -27,7 +27,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            encoded_bytes: 4 << 20,
+            encoded_bytes: 8 << 20,
             decoded_bytes: 8 << 20,
             records: 10_000,
             attributes: 256,

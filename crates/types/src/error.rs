@@ -20,6 +20,8 @@ pub enum ErrorKind {
     Conflict,
     /// Larger than a stated limit.
     TooLarge,
+    /// A media type or encoding that the path does not take.
+    Unsupported,
     /// Per-key quota; try later.
     Quota,
     /// Overloaded or not ready; try later.
@@ -39,6 +41,7 @@ impl ErrorKind {
             Self::NotFound => 404,
             Self::Conflict => 409,
             Self::TooLarge => 413,
+            Self::Unsupported => 415,
             Self::Quota => 429,
             Self::Unavailable => 503,
             Self::Internal => 500,
@@ -55,6 +58,7 @@ impl ErrorKind {
             | Self::NotFound
             | Self::Conflict
             | Self::TooLarge
+            | Self::Unsupported
             | Self::Internal => false,
         }
     }

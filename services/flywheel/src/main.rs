@@ -62,6 +62,7 @@ async fn run(command: Command) -> Result<()> {
             Ok(())
         }
         Command::Api(a) => cli::api::call(a).await,
+        Command::Sql(a) => cli::sql::run(a).await,
         Command::Model(m) => tokio::task::spawn_blocking(move || cli::model::run(m)).await?,
     }
 }

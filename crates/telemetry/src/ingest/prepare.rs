@@ -10,7 +10,7 @@ use crate::inflate::inflate;
 use crate::otlp::{self, Encoding};
 use crate::rows::TableRows;
 use crate::trust::verify;
-use flywheel_types::{AppId, Error, TrustClass};
+use flywheel_types::{AppId, Error, ErrorKind, TrustClass};
 use std::time::Instant;
 
 /// A decoded batch on its way to the writer.
@@ -79,7 +79,8 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
 
 fn decode<'a>(ctx: &Context<'a>, content_type: Option<&str>, body: &'a [u8]) -> Result<Decoded<'a>, Error> {
     let unsupported = |expected: &str| {
-        Error::invalid(
+        Error::new(
+            ErrorKind::Unsupported,
             "unsupported_content_type",
             format!("Content-Type `{}` is not supported here", content_type.unwrap_or("(none)")),
             format!("send {expected}"),

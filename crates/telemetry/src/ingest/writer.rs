@@ -31,6 +31,9 @@ pub(crate) enum Message {
     Stop,
 }
 
+/// How long counts of refused requests wait for a record they can be written with.
+const NOTES_WAIT: Duration = Duration::from_secs(1);
+
 type Job = (Box<Prepared>, Answer<IngestOutcome>);
 
 pub(crate) struct Writer {
@@ -70,8 +73,19 @@ impl Writer {
     }
 
     pub fn run(mut self, rx: &Receiver<Message>) {
-        while let Ok(message) = rx.recv() {
-            let mut next = Some(message);
+        loop {
+            // counts of refused requests wait for a record to go with, but not for ever
+            let patience = if self.notes.is_empty() { Duration::MAX } else { NOTES_WAIT };
+            let mut next = match rx.recv_timeout(patience) {
+                Ok(message) => Some(message),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(e) = self.write(TableRows::default(), &[], Tally::default()) {
+                        tracing::warn!(error = %e, "refused requests could not be counted yet");
+                    }
+                    None
+                }
+            };
             while let Some(message) = next.take() {
                 match message {
                     Message::Batch(batch, answer) => {

@@ -40,7 +40,7 @@ pub fn success(endpoint: Endpoint, encoding: Encoding, ack: &IngestAckV1) -> Vec
 #[must_use]
 pub fn failure(encoding: Encoding, error: &Error) -> Vec<u8> {
     let code: u8 = match error.kind {
-        ErrorKind::Invalid => 3,
+        ErrorKind::Invalid | ErrorKind::Unsupported => 3,
         ErrorKind::Unauthenticated => 16,
         ErrorKind::Forbidden => 7,
         ErrorKind::NotFound => 5,

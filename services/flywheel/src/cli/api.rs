@@ -30,7 +30,11 @@ pub async fn call(args: ApiArgs) -> Result<()> {
     Ok(())
 }
 
-fn read_stdin() -> Result<String> {
+/// All of standard input.
+///
+/// # Errors
+/// When it cannot be read or is no text.
+pub fn read_stdin() -> Result<String> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
     Ok(text)

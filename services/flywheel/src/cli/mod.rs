@@ -4,6 +4,7 @@ pub mod api;
 pub mod keys;
 pub mod model;
 pub mod setup;
+pub mod sql;
 
 use clap::{Args, Parser, Subcommand};
 use flywheel_types::Role;
@@ -56,6 +57,8 @@ pub enum Command {
     IngestKey(IngestKeyCommand),
     /// Call the admin API of a running server.
     Api(ApiArgs),
+    /// Ask the telemetry tables of an app with one SELECT.
+    Sql(SqlArgs),
     /// Work on model files without a server.
     #[command(subcommand)]
     Model(ModelCommand),
@@ -146,6 +149,32 @@ pub struct ApiArgs {
     pub path: String,
     /// JSON body; `-` reads it from standard input.
     pub body: Option<String>,
+    #[arg(long, env = "FLYWHEEL_SERVER", default_value = "http://127.0.0.1:8080")]
+    pub server: String,
+    #[arg(long, env = "FLYWHEEL_TOKEN", hide_env_values = true)]
+    pub token: String,
+}
+
+/// Form of the answer of `flywheel sql`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum SqlFormat {
+    Table,
+    Json,
+    Csv,
+    /// Arrow IPC stream.
+    Arrow,
+    Parquet,
+}
+
+#[derive(Debug, Args)]
+pub struct SqlArgs {
+    /// The SELECT; `-` reads it from standard input.
+    pub query: String,
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: SqlFormat,
+    /// Write the answer to a file instead of standard output.
+    #[arg(long, short)]
+    pub output: Option<PathBuf>,
     #[arg(long, env = "FLYWHEEL_SERVER", default_value = "http://127.0.0.1:8080")]
     pub server: String,
     #[arg(long, env = "FLYWHEEL_TOKEN", hide_env_values = true)]

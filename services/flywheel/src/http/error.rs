@@ -69,7 +69,7 @@ fn unreadable(status: StatusCode, text: String, code: &'static str, hint: &'stat
             "the body is larger than this path takes",
             "split it into several requests",
         ),
-        415 => Error::invalid("unsupported_content_type", text, hint),
+        415 => Error::new(ErrorKind::Unsupported, "unsupported_content_type", text, hint),
         500.. => Error::internal(text),
         _ => Error::invalid(code, text, hint),
     })
@@ -185,7 +185,7 @@ mod tests {
         let of = |status: u16| unreadable(StatusCode::from_u16(status).unwrap(), "text".into(), "bad_json", "hint");
         for (status, expected, code) in [
             (413, 413, "body_too_large"),
-            (415, 400, "unsupported_content_type"),
+            (415, 415, "unsupported_content_type"),
             (422, 400, "bad_json"),
             (400, 400, "bad_json"),
             (500, 500, "internal"),

@@ -5,8 +5,10 @@ use super::error::{ApiResult, JsonBody};
 use crate::server::Server;
 use axum::Json;
 use axum::extract::State;
-use flywheel_lake::SqlLimits;
-use flywheel_types::Role;
+use axum::http::{HeaderMap, HeaderName, header};
+use axum::response::{IntoResponse, Response};
+use flywheel_lake::{Format, SqlLimits};
+use flywheel_types::{Error, Role};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
@@ -38,10 +40,16 @@ pub struct Answer {
 pub async fn query(
     State(server): State<Arc<Server>>,
     who: Principal,
+    headers: HeaderMap,
     JsonBody(body): JsonBody<Query>,
-) -> ApiResult<Json<Answer>> {
+) -> ApiResult<Response> {
     who.require(Role::Operator)?;
+    let format = wanted(&headers)?;
     let result = server.lake.sql(&who.app, &body.query, &SqlLimits::default()).await?;
+    if let Some(format) = format {
+        let kind = [(header::CONTENT_TYPE, format.media_type()), (TRUNCATED, word(result.truncated))];
+        return Ok((kind, result.to_bytes(format)?).into_response());
+    }
     let columns: Vec<Column> = result
         .schema
         .fields()
@@ -49,7 +57,34 @@ pub async fn query(
         .map(|f| Column { name: f.name().clone(), kind: f.data_type().to_string() })
         .collect();
     let rows = result.to_json()?.into_iter().map(|row| in_order(&columns, row)).collect();
-    Ok(Json(Answer { columns, rows, truncated: result.truncated }))
+    Ok(Json(Answer { columns, rows, truncated: result.truncated }).into_response())
+}
+
+/// Says in the forms that have no place for it whether there were more rows.
+const TRUNCATED: HeaderName = HeaderName::from_static("x-flywheel-truncated");
+
+fn word(flag: bool) -> &'static str {
+    if flag { "true" } else { "false" }
+}
+
+/// The form that `accept` asks for; `None` is JSON.
+fn wanted(headers: &HeaderMap) -> Result<Option<Format>, Error> {
+    let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or("*/*");
+    for kind in accept.split(',') {
+        let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        if ["*/*", "application/*", "application/json"].contains(&kind.as_str()) {
+            return Ok(None);
+        }
+        if let Some(format) = Format::ALL.into_iter().find(|f| f.media_type() == kind) {
+            return Ok(Some(format));
+        }
+    }
+    let known = Format::ALL.map(Format::media_type).join(", ");
+    Err(Error::invalid(
+        "not_acceptable",
+        format!("no answer can be `{accept}`"),
+        format!("ask for application/json, {known}"),
+    ))
 }
 
 /// An object becomes an array in the order of the columns; what is left out is NULL.
@@ -84,6 +119,13 @@ mod tests {
             let answer = ask(bad).await;
             assert_eq!((answer.status, answer.json()["code"].as_str()), (400, Some("bad_query")), "{bad}");
         }
+        let select = json!({ "query": "SELECT 1 AS a, 'x,y' AS b, make_array(1) AS c" });
+        let csv = client.accept("text/csv").post("/v1/sql", &select).await;
+        assert_eq!((csv.status, csv.json()["code"].as_str()), (400, Some("nested_column")));
+        let select = json!({ "query": "SELECT 1 AS a, 'x,y' AS b" });
+        assert_eq!(client.accept("text/csv").post("/v1/sql", &select).await.text, "a,b\n1,\"x,y\"\n");
+        let other = client.accept("image/png").post("/v1/sql", &select).await;
+        assert_eq!(other.json()["code"], "not_acceptable");
         let viewer = client.with(&t.token(Some("shop"), Role::Viewer).await);
         assert_eq!(viewer.post("/v1/sql", &json!({ "query": "SELECT 1" })).await.status, 403);
     }

@@ -46,6 +46,7 @@ pub struct Client {
     http: reqwest::Client,
     pub token: Option<String>,
     pub cookie: Option<String>,
+    accept: Option<&'static str>,
 }
 
 /// The business time of the tests.
@@ -85,7 +86,7 @@ impl TestServer {
         let router = crate::http::router(self.server.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         let http = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy().build().unwrap();
-        Client { addr, http, token: None, cookie: None }
+        Client { addr, http, token: None, cookie: None, accept: None }
     }
 }
 
@@ -95,12 +96,20 @@ impl Client {
         Self { token: Some(token.to_owned()), ..self.clone() }
     }
 
+    /// The same client that asks for another form of the answers.
+    pub fn accept(&self, media_type: &'static str) -> Self {
+        Self { accept: Some(media_type), ..self.clone() }
+    }
+
     async fn send(&self, mut request: reqwest::RequestBuilder) -> Answer {
         if let Some(token) = &self.token {
             request = request.bearer_auth(token);
         }
         if let Some(cookie) = &self.cookie {
             request = request.header(COOKIE, cookie);
+        }
+        if let Some(kind) = self.accept {
+            request = request.header(reqwest::header::ACCEPT, kind);
         }
         let response = request.send().await.unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
