@@ -97,6 +97,16 @@ impl Server {
         run(self.dir.path(), &["ingest-key", "create", "--app", "shop"])
     }
 
+    /// An ingest key of the app `shop` that may send so many events in a minute.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn ingest_key_with_quota(&self, events_per_minute: u32) -> Result<String> {
+        let quota = events_per_minute.to_string();
+        let arguments = ["ingest-key", "create", "--app", "shop", "--name", "small", "--events-per-minute", &quota];
+        run(self.dir.path(), &arguments)
+    }
+
     /// Kills the process as the kernel would (`SIGKILL`) and starts it again on the same data.
     ///
     /// # Errors

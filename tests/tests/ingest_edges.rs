@@ -138,6 +138,8 @@ async fn numbers_that_are_none_become_null_and_cost_nothing_else() {
     // a filter on that column answers the same whether files are pruned by their statistics or not
     assert_eq!(b.rows("SELECT count(*) FROM interactions WHERE ttft_ms > 2").await, json!([[1]]));
     assert_eq!(b.rows("SELECT count(*) FROM interactions WHERE ttft_ms + 0 > 2").await, json!([[1]]));
+    let shown = b.rows("SELECT source, kind, reason, detail FROM rejects").await;
+    assert_eq!(shown, json!([["otlp_logs", "unknown", "bad_value", "intValue `seven` is not a 64-bit integer"]]));
     let bare = b.json(&[record("bare", "0", &ttft("NaN"))]).await;
     assert_eq!((bare.status().as_u16(), b.count().await), (400, 6));
     assert_eq!(b.json(&[record("next", "0", "")]).await.status(), 200, "refusals are counted with what comes next");
@@ -242,6 +244,47 @@ async fn damage_in_the_middle_of_the_log_costs_one_record() {
     assert!(b.server.log().unwrap().contains("a damaged log record is skipped"));
     assert_eq!(b.json(&[record("i-4", "0", "")]).await.status(), 200);
     assert_eq!(b.count().await, 3);
+}
+
+#[tokio::test]
+async fn a_key_over_its_quota_is_told_to_come_back() {
+    let mut b = Bench::start("");
+    b.key = b.server.ingest_key_with_quota(2).unwrap();
+    let three: Vec<String> = (0..3).map(|i| record(&format!("i-{i}"), "0", "")).collect();
+    assert_eq!(b.json(&three).await.status(), 200, "a batch may overdraw");
+    let answer = b.json(&[record("more", "0", "")]).await;
+    assert_eq!(answer.status(), 429);
+    assert!(answer.headers().contains_key("retry-after"));
+    b.key = b.server.ingest_key().unwrap();
+    assert_eq!(b.json(&[record("other", "0", "")]).await.status(), 200, "another key has its own");
+    assert_eq!(b.count().await, 4);
+    let why = "SELECT reason, sum(items) FROM dispositions WHERE disposition = 'refused_intake' GROUP BY 1";
+    assert_eq!(b.rows(why).await, json!([["quota_used_up", 1]]));
+}
+
+#[tokio::test]
+async fn a_watcher_sees_what_fits_within_two_seconds() {
+    let b = Bench::start("");
+    let url = b.server.url("/v1/tail?table=interactions&where=ttft_ms%20%3E%20100");
+    let mut tail = b.http.get(url).bearer_auth(&b.token).send().await.unwrap();
+    assert_eq!(tail.status(), 200);
+    let ttft = |v: &str| attribute("gen_ai.response.time_to_first_chunk", &format!(r#""doubleValue":{v}"#));
+    b.json(&[record("fast", "0", &ttft("0.05")), record("slow", "0", &ttft("0.5"))]).await;
+    let mut seen = String::new();
+    let read = async {
+        while !seen.contains("\n\n") {
+            seen += std::str::from_utf8(&tail.chunk().await.unwrap().unwrap()).unwrap();
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(2), read).await.expect("a row within two seconds of its ack");
+    assert!(seen.starts_with("event: row\ndata: {"), "{seen}");
+    assert!(seen.contains(r#""interaction_id":"slow""#) && !seen.contains("fast"), "{seen}");
+    for (query, code) in [("table=outcomes", "no_such_table"), ("table=feedback&where=1%3D", "bad_query")] {
+        let refused =
+            b.http.get(b.server.url(&format!("/v1/tail?{query}"))).bearer_auth(&b.token).send().await.unwrap();
+        let body: Value = refused.json().await.unwrap();
+        assert_eq!(body["code"], code);
+    }
 }
 
 #[tokio::test]

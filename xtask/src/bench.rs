@@ -2,6 +2,8 @@
 
 mod ingest;
 mod jobs;
+mod restart;
+mod server;
 
 use crate::process;
 use anyhow::{Context, Result, bail};
@@ -21,6 +23,7 @@ struct Bench {
 /// All of them. A new one is a line here and an example in the crate that it measures.
 const BENCHES: &[Bench] = &[
     Bench { name: "ingest", package: "flywheel-tests", example: "otlp_load", drive: Some(ingest::drive) },
+    Bench { name: "restart", package: "flywheel-tests", example: "otlp_load", drive: Some(restart::drive) },
     Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
 ];
 

@@ -18,6 +18,7 @@ pub mod read;
 mod replay;
 mod sql;
 mod table;
+mod tail;
 mod threads;
 mod versions;
 
@@ -29,4 +30,5 @@ pub use lake::Lake;
 pub use maintain::{CompactReport, VacuumReport};
 pub use replay::ReplayProgress;
 pub use sql::{SqlLimits, SqlResult};
+pub use tail::{Tail, TailRows};
 pub use versions::Versions;

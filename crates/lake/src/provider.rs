@@ -190,6 +190,22 @@ pub(crate) async fn session(
     Ok(state)
 }
 
+/// A session over rows of the log alone.
+pub(crate) fn session_over_rows(
+    inner: &Inner,
+    app: &AppId,
+    table: Table,
+    rows: Vec<Stored>,
+) -> std::result::Result<SessionState, LakeError> {
+    let plain = Arc::new(Schema::new(table.schema().fields().clone()));
+    let scan = LogicalPlanBuilder::scan(table.name(), provider_as_source(fresh_rows(plain, rows)?), None)?;
+    let plan = scan.filter(col("app").eq(lit(app.as_str())))?.build()?;
+    let view = AppTable { schema: Arc::new(plan.schema().as_arrow().clone()), plan };
+    let schema = MemorySchemaProvider::new();
+    schema.register_table(table.name().to_owned(), Arc::new(view))?;
+    bare_session(Arc::clone(&inner.runtime), Arc::new(schema))
+}
+
 /// A session over explicit files of one table, for reading a version range.
 pub(crate) fn session_over(
     inner: &Inner,

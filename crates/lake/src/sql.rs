@@ -69,8 +69,8 @@ impl SqlResult {
 }
 
 impl Lake {
-    /// Runs one SELECT for `app` over `interactions`, `feedback`, `device_events`, `dispositions` and `outcomes`. It
-    /// sees every acknowledged row exactly once.
+    /// Runs one SELECT for `app` over `interactions`, `feedback`, `device_events`, `dispositions`, `outcomes` and
+    /// `rejects`. It sees every acknowledged row exactly once.
     ///
     /// # Errors
     /// `Invalid` for anything but one valid SELECT over these views, `TooLarge` past the memory cap, `Unavailable`
@@ -115,7 +115,12 @@ impl Drop for AbortOnDrop {
 
 async fn run_query(inner: &Inner, app: &AppId, query: &str, limits: &SqlLimits) -> Result<SqlResult, Error> {
     let state = session(inner, app, Scope::Now, &Table::ALL).await?;
-    let plan = plan(&state, query).await?;
+    collect(&state, query, limits).await
+}
+
+/// Runs one SELECT and takes its rows up to the caps.
+pub(crate) async fn collect(state: &SessionState, query: &str, limits: &SqlLimits) -> Result<SqlResult, Error> {
+    let plan = plan(state, query).await?;
     let physical = state.create_physical_plan(&plan).await.map_err(|e| query_error(&e))?;
     let mut stream = execute_stream(physical, state.task_ctx()).map_err(|e| query_error(&e))?;
     let mut out = SqlResult { schema: stream.schema(), batches: Vec::new(), truncated: false };
@@ -158,7 +163,7 @@ fn refused(message: String) -> Error {
     Error::invalid(
         "bad_query",
         message,
-        "send one SELECT over interactions, feedback, device_events, dispositions or outcomes",
+        "send one SELECT over interactions, feedback, device_events, dispositions, outcomes or rejects",
     )
 }
 

@@ -11,6 +11,9 @@ pub struct Versions {
     pub device_events: u64,
     pub dispositions: u64,
     pub outcomes: u64,
+    /// Not in cursors of an earlier version.
+    #[serde(default)]
+    pub rejects: u64,
 }
 
 impl Versions {
@@ -23,6 +26,7 @@ impl Versions {
             Table::DeviceEvents => self.device_events,
             Table::Dispositions => self.dispositions,
             Table::Outcomes => self.outcomes,
+            Table::Rejects => self.rejects,
         }
     }
     pub(crate) fn set(&mut self, table: Table, version: u64) {
@@ -32,6 +36,7 @@ impl Versions {
             Table::DeviceEvents => &mut self.device_events,
             Table::Dispositions => &mut self.dispositions,
             Table::Outcomes => &mut self.outcomes,
+            Table::Rejects => &mut self.rejects,
         } = version;
     }
 }

@@ -19,7 +19,10 @@ use std::time::Duration;
 use support::{Device, answer, app, at, number};
 
 const DEVICES: u32 = 16;
-const KILLS: u64 = 10;
+/// Kills of one run; `FLYWHEEL_KILLS` asks for more.
+fn kills() -> u64 {
+    std::env::var("FLYWHEEL_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10)
+}
 const FOLDER: &str = "FLYWHEEL_KILL_TEST_FOLDER";
 const EVENTS: u64 = 3;
 
@@ -105,7 +108,7 @@ fn ten_kills_lose_nothing_and_double_nothing() {
     let mut acked: BTreeMap<u32, u64> = (0..DEVICES).map(|d| (d, 0)).collect();
     // A fixed sequence of kill points; what runs at that moment still differs from run to run.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for round in 0..KILLS {
+    for round in 0..kills() {
         let next: BTreeMap<u32, u64> = acked.iter().map(|(d, s)| (*d, s + 1)).collect();
         std::fs::write(dir.path().join("next.json"), serde_json::to_vec(&next).unwrap()).unwrap();
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round | 1);
@@ -149,5 +152,5 @@ async fn check(folder: &Path, acked: &BTreeMap<u32, u64>) {
         let counted = number(&lake, &app(), "SELECT sum(items) FROM dispositions WHERE disposition = 'stored'").await;
         assert_eq!(counted, expected, "dispositions do not sum up (flushed: {flushed})");
     }
-    println!("{} batches acknowledged over {KILLS} kills", acked.values().sum::<u64>());
+    println!("{} batches acknowledged over {} kills", acked.values().sum::<u64>(), kills());
 }

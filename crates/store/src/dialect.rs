@@ -99,8 +99,14 @@ impl Backend {
     /// The migrations of this back end in order: version, name, text.
     pub(crate) fn migrations(self) -> &'static [(i64, &'static str, &'static str)] {
         match self {
-            Self::Sqlite => &[(1, "control", include_str!("../../../migrations/sqlite/0001_control.sql"))],
-            Self::Postgres => &[(1, "control", include_str!("../../../migrations/postgres/0001_control.sql"))],
+            Self::Sqlite => &[
+                (1, "control", include_str!("../../../migrations/sqlite/0001_control.sql")),
+                (2, "ingest_quota", include_str!("../../../migrations/sqlite/0002_ingest_quota.sql")),
+            ],
+            Self::Postgres => &[
+                (1, "control", include_str!("../../../migrations/postgres/0001_control.sql")),
+                (2, "ingest_quota", include_str!("../../../migrations/postgres/0002_ingest_quota.sql")),
+            ],
         }
     }
 }

@@ -13,6 +13,8 @@ pub struct IngestKeyRow {
     pub key_id: String,
     pub app_id: AppId,
     pub name: String,
+    /// Events the key may send in a minute; `None` is no quota.
+    pub events_per_minute: Option<i64>,
     pub created_at: DateTime<Utc>,
     pub revoked_at: Option<DateTime<Utc>>,
 }
@@ -23,13 +25,14 @@ impl FromRow for IngestKeyRow {
             key_id: row.text("key_id")?,
             app_id: row.parsed("app_id")?,
             name: row.text("name")?,
+            events_per_minute: row.opt_int("events_per_minute")?,
             created_at: row.time("created_at")?,
             revoked_at: row.opt_time("revoked_at")?,
         })
     }
 }
 
-const SELECT: &str = "SELECT key_id, app_id, name, created_at, revoked_at FROM ingest_keys";
+const SELECT: &str = "SELECT key_id, app_id, name, events_per_minute, created_at, revoked_at FROM ingest_keys";
 
 impl Store {
     /// The live key that a sender presented. The key says which app it is for.
@@ -58,11 +61,18 @@ impl Tx {
     /// # Errors
     /// [`Error::Conflict`] when the key belongs to another app or was revoked; [`Error::Invalid`] when the app does
     /// not exist.
-    pub async fn ingest_key_create(&mut self, app: &AppId, name: &str, secret: &Secret) -> Result<IngestKeyRow> {
+    pub async fn ingest_key_create(
+        &mut self,
+        app: &AppId,
+        name: &str,
+        secret: &Secret,
+        events_per_minute: Option<i64>,
+    ) -> Result<IngestKeyRow> {
         let at = self.at();
-        let sql = "INSERT INTO ingest_keys (key_id, app_id, name, secret, created_at) \
-                   VALUES ($1, $2, $3, $4, $5) ON CONFLICT (secret) DO NOTHING";
+        let sql = "INSERT INTO ingest_keys (key_id, app_id, name, secret, created_at, events_per_minute) \
+                   VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (secret) DO NOTHING";
         let query = q(sql).bind(crate::ids::fresh("key")).bind(app).bind(name).bind(secret.digest()).bind(at);
+        let query = query.bind(events_per_minute);
         self.execute(query).await?;
         let row: Option<IngestKeyRow> =
             self.fetch_opt(q(format!("{SELECT} WHERE secret = $1")).bind(secret.digest())).await?;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 struct Inner {
-    tables: [VecDeque<Stored>; Table::INGESTED.len()],
+    tables: [VecDeque<Stored>; Table::ALL.len()],
     bytes: u64,
     last: u64,
 }

@@ -17,7 +17,7 @@ use crate::error::TelemetryError;
 use crate::limits::Limits;
 use crate::mask::Masks;
 use crate::wal::log::lock;
-use crate::wal::{Damage, Group, Log, LogConfig, Replay, snapshot};
+use crate::wal::{Damage, Group, Log, LogConfig, Replay, Stored, snapshot};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use flywheel_types::wire::IngestAckV1;
@@ -26,7 +26,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{broadcast, oneshot};
 
 /// Detects refusals and abstentions in the visible answer.
 pub type Classifier = Arc<dyn Fn(&str) -> Option<LabelKind> + Send + Sync>;
@@ -110,6 +110,8 @@ pub(crate) struct Shared {
     pub in_flight: AtomicUsize,
     pub healthy: AtomicBool,
     pub disk: DiskMark,
+    /// Rows as they become durable, for whoever watches.
+    pub fresh: broadcast::Sender<Stored>,
     pub log_bytes: AtomicU64,
     pub installs: AtomicUsize,
 }
@@ -192,6 +194,7 @@ impl Recovery {
             buffers: self.buffers,
             in_flight: AtomicUsize::new(0),
             healthy: AtomicBool::new(true),
+            fresh: broadcast::Sender::new(FRESH),
             disk: DiskMark::new(folder.clone(), settings.min_free_bytes),
             log_bytes: AtomicU64::new(log.bytes()),
             installs: AtomicUsize::new(self.dedup.installs()),
@@ -214,6 +217,9 @@ pub struct Ingestor {
     settings: Arc<Settings>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
+
+/// Pieces of the log that a slow watcher may be behind.
+const FRESH: usize = 4096;
 
 /// Bodies up to this size are decoded on the caller's task, larger ones on a blocking thread, bytes.
 const INLINE_DECODE: usize = 64 << 10;
@@ -317,6 +323,12 @@ impl Ingestor {
     #[must_use]
     pub fn buffers(&self) -> Arc<Buffers> {
         Arc::clone(&self.shared.buffers)
+    }
+
+    /// Rows of every table as they become durable. Who is slow misses some and is told.
+    #[must_use]
+    pub fn subscribe(&self) -> broadcast::Receiver<Stored> {
+        self.shared.fresh.subscribe()
     }
 
     /// State for `/readyz` and metrics.

@@ -22,14 +22,16 @@ pub enum Table {
     DeviceEvents,
     Dispositions,
     Outcomes,
+    Rejects,
 }
 
 impl Table {
     /// Every table.
-    pub const ALL: [Self; 5] =
-        [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions, Self::Outcomes];
+    pub const ALL: [Self; 6] =
+        [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions, Self::Outcomes, Self::Rejects];
     /// Tables whose rows come through the write-ahead log.
-    pub const INGESTED: [Self; 4] = [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions];
+    pub const INGESTED: [Self; 5] =
+        [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions, Self::Rejects];
 
     /// Name in SQL, and of the folder.
     #[must_use]
@@ -40,6 +42,7 @@ impl Table {
             Self::DeviceEvents => "device_events",
             Self::Dispositions => "dispositions",
             Self::Outcomes => "outcomes",
+            Self::Rejects => "rejects",
         }
     }
     /// The table called `name`.
@@ -56,6 +59,7 @@ impl Table {
             Self::DeviceEvents => DeviceEventRow::schema(),
             Self::Dispositions => DispositionRow::schema(),
             Self::Outcomes => OutcomeRow::schema(),
+            Self::Rejects => RejectRow::schema(),
         }
     }
 }
@@ -281,10 +285,30 @@ table! {
     }
 }
 
+table! {
+    /// One record that was not stored, and why; at most 100 of a request. The record itself is not kept: nobody knows what it
+    /// holds.
+    RejectRow<'a> {
+        app: Text<'a>,
+        received_date: Day,
+        received_at: Micros,
+        source: Text<'a>,
+        /// Kind of the record, as in `dispositions`.
+        kind: Text<'a>,
+        trust: Text<'a>,
+        /// Proven by the signature.
+        install_id: Option<Text<'a>>,
+        /// Stable word.
+        reason: Text<'a>,
+        /// What was wrong and where; masked.
+        detail: Text<'a>,
+    }
+}
+
 /// Rows of several tables that belong together: one request, or one record of the log.
 #[derive(Debug, Clone, Default)]
 pub struct TableRows {
-    slots: [Option<RecordBatch>; Table::INGESTED.len()],
+    slots: [Option<RecordBatch>; Table::ALL.len()],
 }
 
 impl TableRows {
@@ -293,7 +317,7 @@ impl TableRows {
     pub fn get(&self, table: Table) -> Option<&RecordBatch> {
         self.slots.get(table as usize).and_then(Option::as_ref)
     }
-    /// Sets the rows of an ingested table; empty batches are dropped, `Outcomes` is ignored.
+    /// Sets the rows of a table; empty batches are dropped.
     pub fn set(&mut self, table: Table, rows: RecordBatch) {
         if let Some(slot) = self.slots.get_mut(table as usize) {
             *slot = (rows.num_rows() > 0).then_some(rows);

@@ -65,6 +65,8 @@ pub struct IngestConfig {
     pub upload_timeout_s: u64,
     /// Seconds between commits to the tables.
     pub flush_s: u64,
+    /// Bytes in the log that are committed at once, without waiting for `flush_s`.
+    pub flush_bytes: u64,
     /// Personal data that is replaced in free text before it is stored.
     pub masks: Masks,
 }
@@ -125,6 +127,7 @@ impl Default for IngestConfig {
             min_free_bytes: 1 << 30,
             upload_timeout_s: 60,
             flush_s: 10,
+            flush_bytes: 512 << 20,
             masks: Masks::default(),
         }
     }

@@ -57,8 +57,8 @@ async fn run(command: Command) -> Result<()> {
             cli::say(&cli::setup::token_create(&load(&config)?, app.as_deref(), role, &name).await?);
             Ok(())
         }
-        Command::IngestKey(IngestKeyCommand::Create { app, name, config }) => {
-            cli::say(&cli::setup::ingest_key_create(&load(&config)?, &app, &name).await?);
+        Command::IngestKey(IngestKeyCommand::Create { app, name, events_per_minute, config }) => {
+            cli::say(&cli::setup::ingest_key_create(&load(&config)?, &app, &name, events_per_minute).await?);
             Ok(())
         }
         Command::Api(a) => cli::api::call(a).await,

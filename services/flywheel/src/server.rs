@@ -3,6 +3,7 @@
 use crate::config::{ClockConfig, Config};
 use crate::delivery::{Delivery, Publication};
 use crate::http::auth::IngestApp;
+use crate::http::quota::Quotas;
 use crate::ingest::Ingest;
 use crate::mail::Mailer;
 use crate::metrics::Metrics;
@@ -27,6 +28,7 @@ pub struct Server {
     pub lake: Lake,
     pub delivery: Delivery,
     pub metrics: Metrics,
+    pub quotas: Quotas,
     pub mailer: Option<Mailer>,
     /// Set when the business clock is virtual.
     pub virtual_clock: Option<VirtualClock>,
@@ -69,6 +71,7 @@ impl Server {
             lake,
             delivery,
             metrics: Metrics::default(),
+            quotas: Quotas::default(),
             mailer,
             virtual_clock,
             clock,
@@ -118,7 +121,8 @@ impl Server {
                 "ship a current key; `flywheel ingest-key create` makes one",
             ));
         };
-        let app = IngestApp { app: row.app_id, key_id: row.key_id };
+        let events_per_minute = row.events_per_minute.and_then(|n| u32::try_from(n).ok());
+        let app = IngestApp { app: row.app_id, key_id: row.key_id, events_per_minute };
         if let Ok(mut keys) = self.keys.write() {
             if keys.len() > 10_000 {
                 keys.clear(); // keys are few; this bounds what wrong guesses could fill

@@ -33,7 +33,8 @@ async fn a_broken_transaction_is_not_committed(w: &World) {
     let mut tx = w.begin().await;
     tx.app_create(&crate::id("half"), &Default::default()).await.unwrap();
     // A key for an app that does not exist violates a foreign key.
-    let bad = tx.ingest_key_create(&crate::id("nobody"), "k", &flywheel_store::secret::Secret::presented("x")).await;
+    let bad =
+        tx.ingest_key_create(&crate::id("nobody"), "k", &flywheel_store::secret::Secret::presented("x"), None).await;
     assert!(matches!(bad, Err(flywheel_store::Error::Invalid { .. })), "{bad:?}");
     assert!(tx.commit().await.is_err());
     assert!(w.store().app_get(&crate::id("half")).await.unwrap().is_none());

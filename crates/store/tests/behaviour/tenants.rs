@@ -54,10 +54,11 @@ async fn tokens_are_hashed_scoped_and_end(w: &World) {
 async fn ingest_keys_belong_to_one_app(w: &World) {
     let key = Secret::presented("fwk_demo");
     let mut tx = w.begin().await;
-    let row = tx.ingest_key_create(&w.app, "android", &key).await.unwrap();
-    assert_eq!(tx.ingest_key_create(&w.app, "android", &key).await.unwrap(), row, "again is no error");
+    let row = tx.ingest_key_create(&w.app, "android", &key, Some(600)).await.unwrap();
+    assert_eq!(row.events_per_minute, Some(600));
+    assert_eq!(tx.ingest_key_create(&w.app, "android", &key, Some(600)).await.unwrap(), row, "again is no error");
     tx.app_create(&id("other"), &AppSettings::default()).await.unwrap();
-    assert_conflict!(tx.ingest_key_create(&id("other"), "x", &key).await);
+    assert_conflict!(tx.ingest_key_create(&id("other"), "x", &key, None).await);
     tx.commit().await.unwrap();
     assert_eq!(w.store().ingest_key_find(&key).await.unwrap().unwrap().app_id, w.app);
     let mut tx = w.begin().await;

@@ -2,13 +2,13 @@
 
 use super::{IngestRequest, Settings};
 use crate::column::Micros;
-use crate::decode::{Context, Decoded, Endpoint};
+use crate::decode::{Context, Decoded, Endpoint, Quarantined};
 use crate::dedup::BatchKey;
 use crate::disposition::Kind;
 use crate::events;
 use crate::inflate::inflate;
 use crate::otlp::{self, Encoding};
-use crate::rows::TableRows;
+use crate::rows::{RejectRow, Table, TableRows};
 use crate::trust::verify;
 use flywheel_types::{AppId, Error, ErrorKind, TrustClass};
 use std::time::Instant;
@@ -61,7 +61,8 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
             BatchKey::opaque(&request.app, &sender, named, &body, at.day().0)
         }
     };
-    let rows = decoded.encode().map_err(Error::internal)?;
+    let mut rows = decoded.encode().map_err(Error::internal)?;
+    rows.set(Table::Rejects, RejectRow::encode(&rejects(&ctx, &decoded)).map_err(Error::internal)?);
     Ok(Prepared {
         app: request.app.clone(),
         endpoint: request.endpoint,
@@ -75,6 +76,32 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
         rows,
         enqueued: Instant::now(),
     })
+}
+
+/// Records of a request that are shown in `rejects`.
+const REJECTS: usize = 100;
+/// Bytes of a detail.
+const DETAIL: usize = 512;
+
+/// What was wrong with the records that are not stored.
+fn rejects<'a>(ctx: &Context<'a>, decoded: &'a Decoded<'_>) -> Vec<RejectRow<'a>> {
+    let at = Micros::from(ctx.now);
+    let install = ctx.sender.install.map(|i| i.to_string());
+    let row = |q: &'a Quarantined| {
+        let cut = (0..=DETAIL.min(q.detail.len())).rev().find(|i| q.detail.is_char_boundary(*i)).unwrap_or(0);
+        RejectRow {
+            app: ctx.app.as_str().into(),
+            received_date: at.day(),
+            received_at: at,
+            source: ctx.endpoint.source().into(),
+            kind: q.kind.as_str().into(),
+            trust: ctx.sender.trust.as_str().into(),
+            install_id: install.clone().map(Into::into),
+            reason: q.reason.into(),
+            detail: ctx.masks.apply(q.detail[..cut].into()),
+        }
+    };
+    decoded.quarantined.iter().take(REJECTS).map(row).collect()
 }
 
 fn decode<'a>(ctx: &Context<'a>, content_type: Option<&str>, body: &'a [u8]) -> Result<Decoded<'a>, Error> {

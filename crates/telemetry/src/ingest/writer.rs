@@ -185,6 +185,12 @@ impl Writer {
         let stored = result?;
         self.last = seq;
         self.notes = Tally::default();
+        if self.shared.fresh.receiver_count() > 0 {
+            for piece in &stored {
+                // Only fails when the last watcher left meanwhile.
+                let _ = self.shared.fresh.send(piece.clone());
+            }
+        }
         self.shared.buffers.push(seq, stored);
         self.shared.log_bytes.fetch_add(record.bytes.len() as u64, Ordering::Relaxed);
         self.shared.installs.store(self.dedup.installs(), Ordering::Relaxed);

@@ -113,6 +113,9 @@ pub enum IngestKeyCommand {
         app: String,
         #[arg(long, default_value = "default")]
         name: String,
+        /// Events the key may send in a minute; no quota when left out.
+        #[arg(long)]
+        events_per_minute: Option<u32>,
         #[command(flatten)]
         config: ConfigArg,
     },

@@ -87,13 +87,14 @@ pub async fn token_create(config: &Config, app: Option<&str>, role: Role, name: 
 ///
 /// # Errors
 /// When the app does not exist.
-pub async fn ingest_key_create(config: &Config, app: &str, name: &str) -> Result<String> {
+pub async fn ingest_key_create(config: &Config, app: &str, name: &str, quota: Option<u32>) -> Result<String> {
     let store = open(config).await?;
     let app = known(&store, app).await?;
     let secret = draw("fwi")?;
     let mut tx = store.begin(SystemClock.now()).await?;
-    let row = tx.ingest_key_create(&app, name, &secret).await?;
-    tx.audit_append(&app, "cli", "ingest_key.create", &row.key_id, &serde_json::json!({ "name": name })).await?;
+    let row = tx.ingest_key_create(&app, name, &secret, quota.map(i64::from)).await?;
+    let detail = serde_json::json!({ "name": name, "events_per_minute": quota });
+    tx.audit_append(&app, "cli", "ingest_key.create", &row.key_id, &detail).await?;
     tx.commit().await?;
     Ok(secret.reveal().to_owned())
 }

@@ -117,6 +117,7 @@ impl FromRequestParts<Arc<Server>> for Principal {
 pub struct IngestApp {
     pub app: AppId,
     pub key_id: String,
+    pub events_per_minute: Option<u32>,
 }
 
 impl FromRequestParts<Arc<Server>> for IngestApp {

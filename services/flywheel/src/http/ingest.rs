@@ -36,6 +36,8 @@ async fn take(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> Api
     let app = IngestApp::from_request_parts(&mut parts, server).await?;
     let (h, now) = (parts.headers.clone(), server.now());
     let refused = |e: &Error| server.ingest.refused(&app.app, endpoint, e.code, now);
+    let quota = server.quotas.check(&app.key_id, app.events_per_minute, server.store.lease_now());
+    quota.inspect_err(refused)?;
     let slot = server.ingest.admit(claimed(&h, server)).inspect_err(refused)?;
     let body = RawBody::from_request(Request::from_parts(parts, body), server);
     let limit = Duration::from_secs(server.config.ingest.upload_timeout_s);
@@ -47,8 +49,11 @@ async fn take(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> Api
             return Err(ApiError(e));
         }
     };
-    let request = IngestRequest { app: app.app, ingest_key: app.key_id, endpoint, headers: headers(&h), body, now };
+    let key = app.key_id.clone();
+    let request =
+        IngestRequest { app: app.app.clone(), ingest_key: app.key_id, endpoint, headers: headers(&h), body, now };
     let outcome = server.ingest.take(request, slot).await.map_err(ApiError)?;
+    server.quotas.spend(&key, outcome.ack.stored + outcome.ack.quarantined);
     for (disposition, n) in
         [("stored", outcome.ack.stored), ("duplicate", outcome.ack.duplicate), ("quarantined", outcome.ack.quarantined)]
     {

@@ -15,12 +15,14 @@ pub mod ingest;
 pub mod interactions;
 pub mod jobs;
 pub mod listen;
+pub mod quota;
 pub mod releases;
 pub mod rollouts;
 pub mod schedules;
 pub mod settings;
 pub mod signer;
 pub mod sql;
+pub mod tail;
 pub mod tuf;
 
 use crate::server::Server;
@@ -91,6 +93,7 @@ fn operations() -> Router<Arc<Server>> {
         .route("/v1/audit", get(audit::list))
         .route("/v1/audit/verify", get(audit::verify))
         .route("/v1/sql", post(sql::query))
+        .route("/v1/tail", get(tail::watch))
         .route("/v1/clock", post(clock::advance).get(clock::now))
         .route("/v1/signer/work", get(signer::work))
         .route("/v1/signer/decisions", post(signer::decide))
