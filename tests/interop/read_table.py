@@ -47,7 +47,7 @@ def main():
     files = active_files(a.table)
     sums = "".join(f", sum({c})" for c in a.sum)
     query = f"SELECT count(*), count(DISTINCT interaction_id){sums} FROM read_parquet({files}, hive_partitioning = true)"
-    duck = duckdb.sql(query).fetchone()
+    duck = duckdb.sql(query).fetchall()[0]
     lazy = polars.scan_parquet(files)
     columns = [polars.len(), polars.col("interaction_id").n_unique().alias("ids")]
     columns += [polars.col(c).sum().alias(f"sum_{c}") for c in a.sum]

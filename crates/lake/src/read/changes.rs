@@ -1,12 +1,11 @@
 //! Rows a table gained between two Delta versions: how a step with a cursor `(table, version)` reads on.
 
-use super::received_between;
+use super::{Take, drain, received_between};
 use crate::error::LakeError;
 use crate::lake::Lake;
 use crate::provider::session_over;
 use arrow::array::RecordBatch;
 use chrono::{DateTime, NaiveDate, Utc};
-use datafusion::prelude::SessionContext;
 use deltalake::kernel::Add;
 use flywheel_telemetry::Table;
 use flywheel_types::{AppId, Error};
@@ -52,9 +51,27 @@ impl Lake {
         columns: &str,
         until: Option<DateTime<Utc>>,
     ) -> Result<Vec<RecordBatch>, LakeError> {
+        let mut out = Vec::new();
+        self.each_change(app, table, (after, upto), columns, until, &mut |batch| {
+            out.push(batch);
+            Ok(())
+        })
+        .await?;
+        Ok(out)
+    }
+
+    /// [`Lake::changes`] piece by piece.
+    pub(crate) async fn each_change(
+        &self,
+        app: &AppId,
+        table: Table,
+        (after, upto): (u64, u64),
+        columns: &str,
+        until: Option<DateTime<Utc>>,
+        take: &mut Take<'_>,
+    ) -> Result<(), LakeError> {
         let handle = self.inner.table(table);
         let log_store = handle.view().delta.log_store();
-        let mut out = Vec::new();
         for version in after + 1..=upto {
             let entry = log_store.read_commit_entry(version).await?.ok_or_else(|| {
                 LakeError::Unexpected(format!("{}: the log entry of version {version} is gone", table.name()))
@@ -69,9 +86,9 @@ impl Lake {
             let old =
                 until.map(|t| format!(" WHERE {}", received_between(DateTime::UNIX_EPOCH, t))).unwrap_or_default();
             let query = format!("SELECT {columns} FROM {}{old}", table.name());
-            out.extend(SessionContext::new_with_state(state).sql(&query).await?.collect().await?);
+            drain(state, &query, take).await?;
         }
-        Ok(out)
+        Ok(())
     }
 }
 

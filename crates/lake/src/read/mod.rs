@@ -22,11 +22,13 @@ use crate::provider::{Scope, session};
 use crate::versions::Versions;
 use arrow::array::RecordBatch;
 use chrono::{DateTime, Duration, Utc};
+use datafusion::execution::session_state::SessionState;
 use datafusion::prelude::SessionContext;
 use flywheel_telemetry::Table;
 use flywheel_types::{AppId, LabelKind, TrustClass};
-use std::collections::HashMap;
+use futures::StreamExt as _;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 /// Feedback is looked for this long before its interaction was received: it may overtake it, and phones are offline
 /// for long.
@@ -41,10 +43,39 @@ impl Lake {
         tables: &[Table],
         query: &str,
     ) -> Result<Vec<RecordBatch>, LakeError> {
-        let scope = as_of.map_or(Scope::Now, |v| Scope::At(*v));
-        let state = session(&self.inner, app, scope, tables).await?;
-        Ok(SessionContext::new_with_state(state).sql(query).await?.collect().await?)
+        let mut out = Vec::new();
+        self.each_row(app, as_of, tables, query, &mut |batch| {
+            out.push(batch);
+            Ok(())
+        })
+        .await?;
+        Ok(out)
     }
+
+    /// [`Self::rows`] piece by piece: for queries over more than should be in memory.
+    pub(crate) async fn each_row(
+        &self,
+        app: &AppId,
+        as_of: Option<&Versions>,
+        tables: &[Table],
+        query: &str,
+        take: &mut Take<'_>,
+    ) -> Result<(), LakeError> {
+        let scope = as_of.map_or(Scope::Now, |v| Scope::At(*v));
+        drain(session(&self.inner, app, scope, tables).await?, query, take).await
+    }
+}
+
+/// Takes the next rows of a query.
+pub(crate) type Take<'a> = dyn FnMut(RecordBatch) -> Result<(), LakeError> + Send + 'a;
+
+/// Runs a query and hands on its rows as they come.
+pub(crate) async fn drain(state: SessionState, query: &str, take: &mut Take<'_>) -> Result<(), LakeError> {
+    let mut rows = SessionContext::new_with_state(state).sql(query).await?.execute_stream().await?;
+    while let Some(batch) = rows.next().await {
+        take(batch?)?;
+    }
+    Ok(())
 }
 
 /// A moment as an SQL constant of exactly the column's type: a plain `TIMESTAMP` literal has nanoseconds, ends in
@@ -124,6 +155,11 @@ impl Labels {
             }
         }
         Ok(out)
+    }
+
+    /// Ids of all interactions with a label.
+    pub(crate) fn interactions(&self) -> HashSet<&str> {
+        self.0.keys().map(|(id, _)| id.as_str()).collect()
     }
 
     /// The label of an interaction, if it was received by `until` (microseconds).

@@ -2,7 +2,7 @@
 //! however late the other one was. Driven by Delta versions alone: a pair is written by the step that first sees both.
 
 use super::columns::Columns;
-use super::{Identity, Labels, PARKED_DAYS, before, parked, received_between, time};
+use super::{Identity, Labels, PARKED_DAYS, Take, before, parked, received_between, time};
 use crate::error::LakeError;
 use crate::lake::Lake;
 use crate::versions::Versions;
@@ -12,7 +12,7 @@ use flywheel_telemetry::Table;
 use flywheel_telemetry::column::Micros;
 use flywheel_telemetry::rows::OutcomeRow;
 use flywheel_types::{AppId, Error, TrustClass};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Columns of an interaction that its outcome takes over.
 const COLUMNS: &str = "interaction_id, install_id, trust, received_at, template_id, bundle, device_class, locale, \
@@ -66,20 +66,29 @@ impl Lake {
         from: &Versions,
         upto: &Versions,
     ) -> Result<Vec<OutcomeRow>, LakeError> {
-        let mut gained = Found::new();
-        for batch in self.gained(app, Table::Interactions, (from.interactions, upto.interactions), COLUMNS).await? {
-            interactions(&batch, app, &mut gained)?;
-        }
         let mut fed: BTreeMap<Key, i64> = BTreeMap::new();
         let columns = "interaction_id, install_id, trust, received_at";
-        for batch in self.gained(app, Table::Feedback, (from.feedback, upto.feedback), columns).await? {
-            feedback(&batch, &mut fed)?;
-        }
-        let times = || gained.values().map(|(at, _)| *at).chain(fed.values().copied());
-        let (Some(first), Some(last)) = (times().min(), times().max()) else { return Ok(Vec::new()) };
+        let range = (from.feedback, upto.feedback);
+        self.gained(app, Table::Feedback, range, columns, &mut |batch| feedback(&batch, &mut fed)).await?;
+        // twice over the interactions, and never all of them in memory: most have no label
+        let mut span = fed.values().fold(None, |span, at| wider(span, *at));
+        let range = (from.interactions, upto.interactions);
+        let mut receipts = |batch: RecordBatch| {
+            let at = Columns::new(&batch).micros("received_at")?;
+            span = at.into_iter().flatten().fold(span, wider);
+            Ok(())
+        };
+        self.gained(app, Table::Interactions, range, "received_at", &mut receipts).await?;
+        let Some((first, last)) = span else { return Ok(Vec::new()) };
         // of an interaction that is looked up below, feedback may have come this long before it
         let since = parked(parked(time(first)));
         let labels = Labels::load(self, app, Some(upto), since, DateTime::<Utc>::MAX_UTC).await?;
+        let mut gained = Found::new();
+        let known = labels.interactions();
+        if !known.is_empty() {
+            let mut take = |batch: RecordBatch| interactions(&batch, app, Some(&known), &mut gained);
+            self.gained(app, Table::Interactions, range, COLUMNS, &mut take).await?;
+        }
         let labels_before = Labels::load(self, app, Some(from), since, DateTime::<Utc>::MAX_UTC).await?;
         let had_label = |k: &Key| labels_before.get(&k.0, &k.1, i64::MAX).is_some();
         let wanted: BTreeSet<&str> = fed
@@ -105,13 +114,14 @@ impl Lake {
         table: Table,
         (after, upto): (u64, u64),
         columns: &str,
-    ) -> Result<Vec<RecordBatch>, LakeError> {
+        take: &mut Take<'_>,
+    ) -> Result<(), LakeError> {
         if after > 0 {
-            return self.changes(app, table, (after, upto), columns, None).await;
+            return self.each_change(app, table, (after, upto), columns, None, take).await;
         }
         let mut as_of = Versions::default();
         as_of.set(table, upto);
-        self.rows(app, Some(&as_of), &[table], &format!("SELECT {columns} FROM {}", table.name())).await
+        self.each_row(app, Some(&as_of), &[table], &format!("SELECT {columns} FROM {}", table.name()), take).await
     }
 
     /// Interactions of these ids as of `from`, received up to 14 days before `first` and up to `last`.
@@ -130,14 +140,25 @@ impl Lake {
             let list = part.join(", ");
             let query = format!("SELECT {COLUMNS} FROM interactions WHERE {window} AND interaction_id IN ({list})");
             for batch in self.rows(app, Some(from), &[Table::Interactions], &query).await? {
-                interactions(&batch, app, &mut found)?;
+                interactions(&batch, app, None, &mut found)?;
             }
         }
         Ok(found)
     }
 }
 
-fn interactions(batch: &RecordBatch, app: &AppId, found: &mut Found) -> Result<(), LakeError> {
+/// The least and the greatest of the moments so far.
+fn wider(span: Option<(i64, i64)>, at: i64) -> Option<(i64, i64)> {
+    Some(span.map_or((at, at), |(first, last)| (first.min(at), last.max(at))))
+}
+
+/// Interactions of a batch; only those of `known` ids where it is given.
+fn interactions(
+    batch: &RecordBatch,
+    app: &AppId,
+    known: Option<&HashSet<&str>>,
+    found: &mut Found,
+) -> Result<(), LakeError> {
     let c = Columns::new(batch);
     let (ids, installs, trust) = (c.text("interaction_id")?, c.text("install_id")?, c.words::<TrustClass>("trust")?);
     let (at, phases) = (c.micros("received_at")?, c.ints("phase")?);
@@ -147,6 +168,9 @@ fn interactions(batch: &RecordBatch, app: &AppId, found: &mut Found) -> Result<(
     let (rollout, arm, detected) = (rollout?, arm?, detected?);
     for i in 0..batch.num_rows() {
         let (Some(trust), Some(at)) = (trust[i], at[i]) else { continue };
+        if known.is_some_and(|ids_known| !ids_known.contains(ids.get(i))) {
+            continue;
+        }
         let text = |t: &super::columns::Text| t.opt(i).map(str::to_owned);
         let interaction = Micros::from(time(at));
         let row = OutcomeRow {
