@@ -1,7 +1,7 @@
 //! Live view of one table as server-sent events, for a person who watches a phone under test.
 
 use super::auth::Principal;
-use super::error::{ApiResult, Params};
+use super::error::{ApiError, ApiResult, Params};
 use crate::server::Server;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -27,9 +27,10 @@ pub struct Watch {
 pub async fn watch(
     State(server): State<Arc<Server>>,
     who: Principal,
-    Params(watch): Params<Watch>,
+    watch: Result<Params<Watch>, ApiError>,
 ) -> ApiResult<Response> {
     who.require(Role::Operator)?;
+    let Params(watch) = watch?;
     let table = Table::from_name(&watch.table).filter(|t| Table::INGESTED.contains(t)).ok_or_else(|| {
         let known = Table::INGESTED.map(Table::name).join(", ");
         Error::invalid("no_such_table", format!("`{}` cannot be watched", watch.table), format!("watch one of {known}"))
