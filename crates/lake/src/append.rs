@@ -7,7 +7,7 @@ use arrow::datatypes::SchemaRef;
 use deltalake::DeltaTable;
 use deltalake::kernel::scalars::ScalarExt;
 use deltalake::kernel::transaction::{CommitBuilder, CommitProperties};
-use deltalake::kernel::{Action, Add, Transaction};
+use deltalake::kernel::{Action, Transaction};
 use deltalake::parquet::basic::{Compression, ZstdLevel};
 use deltalake::parquet::file::properties::{EnabledStatistics, WriterProperties};
 use deltalake::protocol::{DeltaOperation, SaveMode};
@@ -75,13 +75,8 @@ impl Append {
         Ok(())
     }
 
-    /// Closes the files and commits them. Answers the new state of the table and the files of the commit.
-    pub async fn commit(
-        mut self,
-        delta: DeltaTable,
-        writer_id: &str,
-        seq: u64,
-    ) -> Result<(DeltaTable, Vec<Add>), LakeError> {
+    /// Closes the files and commits them. Answers the new state of the table.
+    pub async fn commit(mut self, mut delta: DeltaTable, writer_id: &str, seq: u64) -> Result<DeltaTable, LakeError> {
         let version = i64::try_from(seq).map_err(|_| LakeError::Unexpected(format!("sequence number {seq}")))?;
         let files = self.writer.flush().await?;
         let properties = CommitProperties::default().with_application_transaction(Transaction::new(writer_id, version));
@@ -91,12 +86,11 @@ impl Append {
             predicate: None,
         };
         let finalized = CommitBuilder::from(properties)
-            .with_actions(files.iter().cloned().map(Action::Add).collect())
+            .with_actions(files.into_iter().map(Action::Add).collect())
             .build(Some(delta.snapshot()?), delta.log_store(), operation)
             .await?;
-        let mut delta = delta;
         delta.state = Some(finalized.snapshot());
-        Ok((delta, files))
+        Ok(delta)
     }
 }
 

@@ -4,11 +4,7 @@
 use crate::error::LakeError;
 use crate::lake::Inner;
 use crate::maintain;
-use crate::table::Committed;
 use flywheel_telemetry::Table;
-use std::collections::BTreeSet;
-use std::fs::File;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,48 +23,39 @@ pub(crate) async fn commit(inner: &Arc<Inner>, target: u64) -> Result<(), LakeEr
 
 /// One commit per table, then what it makes possible.
 async fn piece(inner: &Inner, upto: u64) -> Result<(), LakeError> {
-    let mut written = Vec::new();
     for table in Table::INGESTED {
-        if let Some(commit) = inner.table(table).commit_upto(upto, &inner.buffers).await? {
-            written.push((table, commit));
-        }
+        inner.table(table).commit_upto(upto, &inner.buffers).await?;
     }
-    release(inner, &written).await
+    release(inner).await
 }
 
-/// Frees log segments that all tables have. Files of a local lake are forced to disk first: the log must not go
-/// before the data that replaces it is durable.
-async fn release(inner: &Inner, written: &[(Table, Committed)]) -> Result<(), LakeError> {
-    if inner.config.store.is_none()
-        && let Ok(root) = inner.config.root.to_file_path()
-    {
-        for (table, commit) in written {
-            let io = |source| LakeError::Io { what: format!("cannot sync {}", table.name()), source };
-            sync(&root.join(table.name()), commit).map_err(io)?;
-        }
+/// Frees log segments that all tables have. A local lake is forced to disk first: the log must not go before the data that
+/// replaces it is durable. All of it, because the data may also be of a commit before a crash, of one that was reported as
+/// failed, or of a joined file.
+async fn release(inner: &Inner) -> Result<(), LakeError> {
+    if inner.ingestor.status().log_bytes < inner.config.log.segment_bytes {
+        return Ok(());
     }
+    // before the sync: a commit that comes in meanwhile is not on disk yet
     let covered = Table::INGESTED.into_iter().map(|t| inner.table(t).committed()).min().unwrap_or(0);
-    if inner.ingestor.status().log_bytes >= inner.config.log.segment_bytes {
-        inner.ingestor.release(covered).await.map_err(|e| LakeError::Unexpected(e.to_string()))?;
+    if inner.config.store.is_none()
+        && let Ok(path) = inner.config.root.to_file_path()
+    {
+        sync_files(&path).map_err(|source| LakeError::Io { what: "cannot sync the tables".to_owned(), source })?;
     }
+    inner.ingestor.release(covered).await.map_err(|e| LakeError::Unexpected(e.to_string()))?;
     Ok(())
 }
 
-/// Forces the files of a commit, its log entry and their folders to disk. Only these: a sync of everything would make
-/// acknowledgements wait for it.
-fn sync(table: &Path, commit: &Committed) -> std::io::Result<()> {
-    let entry = table.join("_delta_log").join(format!("{:020}.json", commit.version));
-    let files = commit.files.iter().map(|add| -> std::io::Result<PathBuf> {
-        let path = object_store::path::Path::from_url_path(&add.path).map_err(std::io::Error::other)?;
-        Ok(table.join(path.as_ref()))
-    });
-    let mut folders = BTreeSet::new();
-    for file in files.chain([Ok(entry)]) {
-        let file = file?;
-        File::open(&file)?.sync_data()?;
-        folders.extend(file.ancestors().skip(1).take_while(|p| p.starts_with(table)).map(Path::to_owned));
-    }
-    folders.iter().try_for_each(|folder| File::open(folder)?.sync_all())
+#[cfg(target_os = "linux")]
+fn sync_files(folder: &std::path::Path) -> std::io::Result<()> {
+    Ok(rustix::fs::syncfs(std::fs::File::open(folder)?)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn sync_files(_folder: &std::path::Path) -> std::io::Result<()> {
+    rustix::fs::sync();
+    Ok(())
 }
 
 /// Joins small files beside the commits to come, once at a time.

@@ -2,7 +2,6 @@
 
 use crate::error::LakeError;
 use crate::sql::SqlResult;
-use arrow::datatypes::DataType;
 use arrow::error::ArrowError;
 use deltalake::parquet::arrow::ArrowWriter;
 use flywheel_types::Error;
@@ -39,7 +38,7 @@ impl SqlResult {
     /// `Invalid` for a list or map as CSV, which has no form for it.
     pub fn to_bytes(&self, format: Format) -> Result<Vec<u8>, Error> {
         if format == Format::Csv
-            && let Some(nested) = self.schema.fields().iter().find(|f| is_nested(f.data_type()))
+            && let Some(nested) = self.schema.fields().iter().find(|f| f.data_type().is_nested())
         {
             return Err(Error::invalid(
                 "nested_column",
@@ -75,8 +74,4 @@ impl SqlResult {
             }
         }
     }
-}
-
-fn is_nested(kind: &DataType) -> bool {
-    kind.is_nested()
 }

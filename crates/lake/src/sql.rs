@@ -80,27 +80,40 @@ impl Lake {
             return Err(refused(format!("the query is {} bytes long, {} is the limit", query.len(), limits.max_text)));
         }
         self.inner.replay.ready(self.inner.buffers.bytes())?;
-        let run = async {
-            let slots = Arc::clone(&self.inner.queries.slots);
-            let slot = slots.acquire_owned().await.map_err(Error::internal)?;
-            let threads = self.inner.queries.handle().ok_or_else(|| Error::internal("the lake is closing"))?;
-            let (inner, app, query, limits) = (Arc::clone(&self.inner), app.clone(), query.to_owned(), *limits);
-            let task = threads.spawn(async move {
-                let _slot = slot;
-                run_query(&inner, &app, &query, &limits).await
-            });
-            let _guard = AbortOnDrop(task.abort_handle());
-            task.await.map_err(Error::internal)?
+        let (inner, app, query, caps) = (Arc::clone(&self.inner), app.clone(), query.to_owned(), *limits);
+        let run = async move {
+            let state = session(&inner, &app, Scope::Now, &Table::ALL).await?;
+            collect(&state, &query, &caps).await
         };
-        match tokio::time::timeout(limits.timeout, run).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                "query_timeout",
-                format!("the query ran longer than {} s and was cancelled", limits.timeout.as_secs_f64()),
-                "narrow it: filter on received_date, select fewer columns, or aggregate",
-            )),
-        }
+        guarded(&self.inner, limits.timeout, run).await
+    }
+}
+
+/// Runs a query of a person on the threads for queries, in one of their slots; cancels it when its time is over or its
+/// caller gives up.
+pub(crate) async fn guarded(
+    inner: &Inner,
+    timeout: Duration,
+    query: impl Future<Output = Result<SqlResult, Error>> + Send + 'static,
+) -> Result<SqlResult, Error> {
+    let run = async {
+        let slot = Arc::clone(&inner.queries.slots).acquire_owned().await.map_err(Error::internal)?;
+        let threads = inner.queries.handle().ok_or_else(|| Error::internal("the lake is closing"))?;
+        let task = threads.spawn(async move {
+            let _slot = slot;
+            query.await
+        });
+        let _guard = AbortOnDrop(task.abort_handle());
+        task.await.map_err(Error::internal)?
+    };
+    match tokio::time::timeout(timeout, run).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::new(
+            ErrorKind::Unavailable,
+            "query_timeout",
+            format!("the query ran longer than {} s and was cancelled", timeout.as_secs_f64()),
+            "narrow it: filter on received_date, select fewer columns, or aggregate",
+        )),
     }
 }
 
@@ -111,11 +124,6 @@ impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
-}
-
-async fn run_query(inner: &Inner, app: &AppId, query: &str, limits: &SqlLimits) -> Result<SqlResult, Error> {
-    let state = session(inner, app, Scope::Now, &Table::ALL).await?;
-    collect(&state, query, limits).await
 }
 
 /// Runs one SELECT and takes its rows up to the caps.

@@ -4,8 +4,8 @@ use crate::append::{Append, PARTITIONS};
 use crate::config::LakeConfig;
 use crate::error::LakeError;
 use arrow::array::RecordBatch;
+use deltalake::kernel::StructType;
 use deltalake::kernel::engine::arrow_conversion::TryIntoKernel;
-use deltalake::kernel::{Add, StructType};
 use deltalake::protocol::SaveMode;
 use deltalake::{DeltaTable, DeltaTableBuilder, TableProperty};
 use flywheel_telemetry::wal::Stored;
@@ -19,12 +19,6 @@ pub(crate) struct View {
     pub delta: DeltaTable,
     /// Log records up to here are in `delta`; later ones are in the buffers.
     pub committed: u64,
-}
-
-/// What a commit wrote.
-pub(crate) struct Committed {
-    pub version: u64,
-    pub files: Vec<Add>,
 }
 
 /// One table of the lake.
@@ -109,25 +103,21 @@ impl LakeTable {
         Ok(table)
     }
 
-    /// Commits the rows of log records up to `target`; answers what it wrote. After an error the transaction id in the
-    /// table decides whether the commit happened: object stores may report a successful write as failed.
-    pub async fn commit_upto(&self, target: u64, buffers: &Buffers) -> Result<Option<Committed>, LakeError> {
+    /// Commits the rows of log records up to `target`. After an error the transaction id in the table
+    /// decides whether the commit happened: object stores may report a successful write as failed.
+    pub async fn commit_upto(&self, target: u64, buffers: &Buffers) -> Result<(), LakeError> {
         let _one = self.commit.lock().await;
         let View { delta, committed } = self.view();
         if target <= committed {
-            return Ok(None);
+            return Ok(());
         }
         let rows = buffers.range(self.table, committed, target);
         if rows.is_empty() {
             self.install(delta, target, buffers);
-            return Ok(None);
+            return Ok(());
         }
         match append_stored(delta.clone(), &self.writer_id, target, &rows).await {
-            Ok((new, files)) => {
-                let version = new.version().unwrap_or_default();
-                self.install(new, target, buffers);
-                return Ok(Some(Committed { version, files }));
-            }
+            Ok(new) => self.install(new, target, buffers),
             Err(e) => {
                 let mut fresh = delta;
                 fresh.update_state().await?;
@@ -141,7 +131,7 @@ impl LakeTable {
                 }
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Highest sequence number that `writer_id` has in the table now, also from another process; 0 for none.
@@ -230,12 +220,7 @@ async fn widen(delta: DeltaTable, table: Table) -> Result<DeltaTable, LakeError>
 
 /// Appends rows of the log as `(writer_id, seq)`. Rows that the log cannot give back any more are reported and passed over:
 /// nothing would ever be committed again after one damaged record.
-async fn append_stored(
-    delta: DeltaTable,
-    writer_id: &str,
-    seq: u64,
-    rows: &[Stored],
-) -> Result<(DeltaTable, Vec<Add>), LakeError> {
+async fn append_stored(delta: DeltaTable, writer_id: &str, seq: u64, rows: &[Stored]) -> Result<DeltaTable, LakeError> {
     let mut append = Append::begin(&delta)?;
     for stored in rows {
         match stored.load() {
@@ -257,5 +242,5 @@ async fn append_rows(
 ) -> Result<DeltaTable, LakeError> {
     let mut append = Append::begin(&delta)?;
     append.write(rows).await?;
-    Ok(append.commit(delta, writer_id, seq).await?.0)
+    append.commit(delta, writer_id, seq).await
 }

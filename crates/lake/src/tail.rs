@@ -3,7 +3,7 @@
 
 use crate::lake::{Inner, Lake};
 use crate::provider::session_over_rows;
-use crate::sql::{SqlLimits, collect};
+use crate::sql::{SqlLimits, collect, guarded};
 use flywheel_telemetry::Table;
 use flywheel_telemetry::wal::Stored;
 use flywheel_types::{AppId, Error};
@@ -83,10 +83,9 @@ impl Tail {
     async fn read(&self, stored: Vec<Stored>) -> Result<TailRows, Error> {
         let state = session_over_rows(&self.inner, &self.app, self.table, stored)?;
         let limits = SqlLimits { max_rows: MAX_ROWS, ..SqlLimits::default() };
-        let (query, threads) = (self.query.clone(), self.inner.queries.handle());
-        let threads = threads.ok_or_else(|| Error::internal("the lake is closing"))?;
-        let task = threads.spawn(async move { collect(&state, &query, &limits).await });
-        let result = task.await.map_err(Error::internal)??;
+        let query = self.query.clone();
+        let run = async move { collect(&state, &query, &limits).await };
+        let result = guarded(&self.inner, limits.timeout, run).await?;
         Ok(TailRows { rows: result.to_json()?, skipped: result.truncated })
     }
 }

@@ -2,7 +2,6 @@
 //! acknowledges them. Each request carries ids of its own; everything else is encoded once, so that the generator takes
 //! little of the machine it shares with the server.
 #![allow(clippy::print_stdout, reason = "a program for the command line")]
-#![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 mod body;
 mod http;
