@@ -143,12 +143,17 @@ impl Server {
         Ok(fs::read_to_string(self.dir.path().join("log"))?)
     }
 
+    /// Folder of everything the server keeps.
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
     /// Segments of the write-ahead log, oldest first.
     ///
     /// # Errors
     /// When the folder cannot be listed.
     pub fn wal_segments(&self) -> Result<Vec<PathBuf>> {
-        let folder = self.dir.path().join("data/lake/log");
+        let folder = self.data_dir().join("lake/log");
         let entries = fs::read_dir(folder)?.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
         let mut found: Vec<PathBuf> =
             entries.into_iter().filter(|p| p.extension().is_some_and(|e| e == "log")).collect();

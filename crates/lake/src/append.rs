@@ -7,7 +7,7 @@ use arrow::datatypes::SchemaRef;
 use deltalake::DeltaTable;
 use deltalake::kernel::scalars::ScalarExt;
 use deltalake::kernel::transaction::{CommitBuilder, CommitProperties};
-use deltalake::kernel::{Action, Transaction};
+use deltalake::kernel::{Action, Remove, Transaction};
 use deltalake::parquet::basic::{Compression, ZstdLevel};
 use deltalake::parquet::file::properties::{EnabledStatistics, WriterProperties};
 use deltalake::protocol::{DeltaOperation, SaveMode};
@@ -73,6 +73,19 @@ impl Append {
             self.writer.write_partition(file, &values, WriteMode::Default).await?;
         }
         Ok(())
+    }
+
+    /// Closes the files and commits them in place of those that are gone. The log tells no reason: readers of a version range
+    /// see that nothing was appended, and nobody sees what was looked for. Answers the new state of the table.
+    pub async fn replace(mut self, mut delta: DeltaTable, gone: Vec<Remove>) -> Result<DeltaTable, LakeError> {
+        let files = self.writer.flush().await?;
+        let actions = gone.into_iter().map(Action::Remove).chain(files.into_iter().map(Action::Add));
+        let finalized = CommitBuilder::default()
+            .with_actions(actions.collect())
+            .build(Some(delta.snapshot()?), delta.log_store(), DeltaOperation::Delete { predicate: None })
+            .await?;
+        delta.state = Some(finalized.snapshot());
+        Ok(delta)
     }
 
     /// Closes the files and commits them. Answers the new state of the table.

@@ -22,6 +22,8 @@ pub(crate) struct Inner {
     pub queries: Threads,
     /// Commits and compactions.
     pub upkeep: Threads,
+    /// Rows being taken out of tables, beside the commits.
+    pub rewrites: Threads,
     /// Small files are being joined.
     pub tidying: AtomicBool,
     pub replay: ReplayState,
@@ -34,7 +36,7 @@ impl Inner {
 }
 
 /// Queries of people that run at the same time.
-const QUERIES_AT_ONCE: usize = 4;
+pub(crate) const QUERIES_AT_ONCE: usize = 4;
 
 /// The telemetry lake. Cheap to share; dropping it stops the committer (rows stay in the log).
 pub struct Lake {
@@ -76,9 +78,11 @@ impl Lake {
         let runtime = RuntimeEnvBuilder::new().with_memory_limit(config.query_memory_bytes, 1.0).build_arc()?;
         let interval = config.commit_interval;
         let (queries, upkeep) = (Threads::start("query", QUERIES_AT_ONCE)?, Threads::start("upkeep", 1)?);
+        let rewrites = Threads::start("rewrite", 1)?;
         let tidying = AtomicBool::new(false);
         let replay = ReplayState::new(bytes, config.replay_bytes);
-        let inner = Arc::new(Inner { config, tables, ingestor, buffers, runtime, queries, upkeep, tidying, replay });
+        let inner =
+            Arc::new(Inner { config, tables, ingestor, buffers, runtime, queries, upkeep, rewrites, tidying, replay });
         let committer = tokio::spawn(committer::run(Arc::downgrade(&inner), interval));
         Ok(Self { inner, committer })
     }

@@ -64,6 +64,7 @@ pub(crate) async fn tidy_up(inner: &Inner) {
 
 async fn compact(inner: &Inner, table: Table) -> Result<Metrics, LakeError> {
     let handle = inner.table(table);
+    let _alone = handle.rewrite.lock().await;
     let before = handle.view().delta;
     let (_, metrics) = before
         .optimize()

@@ -4,6 +4,7 @@ use crate::append::{Append, PARTITIONS};
 use crate::config::LakeConfig;
 use crate::error::LakeError;
 use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, FieldRef};
 use deltalake::kernel::StructType;
 use deltalake::kernel::engine::arrow_conversion::TryIntoKernel;
 use deltalake::protocol::SaveMode;
@@ -28,6 +29,8 @@ pub(crate) struct LakeTable {
     view: RwLock<View>,
     /// Held while a commit, a compaction or a vacuum changes the table: one committer per table.
     pub(crate) commit: Mutex<()>,
+    /// Held while files are written again, so that two never replace the same file; taken before `commit`.
+    pub(crate) rewrite: Mutex<()>,
     /// The last older version that was read, so that a step's reads load it once.
     older: Mutex<Option<DeltaTable>>,
 }
@@ -53,6 +56,7 @@ impl LakeTable {
         if delta.verify_deltatable_existence().await? {
             delta.load().await?;
             delta = widen(delta, table).await?;
+            delta = name_nobody(delta, table).await?;
         } else {
             delta = create(&delta, table).await?;
         }
@@ -62,6 +66,7 @@ impl LakeTable {
             writer_id: config.writer_id.clone(),
             view: RwLock::new(View { delta, committed }),
             commit: Mutex::new(()),
+            rewrite: Mutex::new(()),
             older: Mutex::new(None),
         })
     }
@@ -201,9 +206,36 @@ async fn create(delta: &DeltaTable, table: Table) -> Result<DeltaTable, LakeErro
         .with_columns(schema.fields().cloned())
         .with_partition_columns(PARTITIONS)
         .with_configuration_property(TableProperty::CheckpointInterval, Some("50"))
+        .with_configuration_property(TableProperty::DataSkippingStatsColumns, Some(statistics(table)))
         .with_save_mode(SaveMode::Ignore)
         .await?;
     Ok(created)
+}
+
+/// Text columns whose values say nothing of a person.
+const WORDS: [&str; 10] =
+    ["template_id", "bundle", "rollout_id", "arm", "device_class", "trust", "source", "label", "event", "disposition"];
+
+/// Columns of which the log of the table may hold the least and the greatest value of each file. The log outlives the files, so
+/// ids and texts must not be there: an erased id would stay.
+fn statistics(table: Table) -> String {
+    let schema = table.schema();
+    let may_be_told = |f: &&FieldRef| {
+        let (kind, name) = (f.data_type(), f.name().as_str());
+        let plain = !kind.is_nested() && !matches!(kind, DataType::Utf8);
+        !PARTITIONS.contains(&name) && (plain || WORDS.contains(&name))
+    };
+    let names: Vec<&str> = schema.fields().iter().filter(may_be_told).map(|f| f.name().as_str()).collect();
+    names.join(",")
+}
+
+/// Statistics of an earlier version's table become those of [`statistics`].
+async fn name_nobody(delta: DeltaTable, table: Table) -> Result<DeltaTable, LakeError> {
+    let (key, wanted) = (TableProperty::DataSkippingStatsColumns.as_ref().to_owned(), statistics(table));
+    if delta.snapshot()?.metadata().configuration().get(&key) == Some(&wanted) {
+        return Ok(delta);
+    }
+    Ok(delta.set_tbl_properties().with_properties([(key, wanted)].into()).await?)
 }
 
 /// Adds the columns that this program knows and an older one did not.

@@ -3,6 +3,7 @@
 //! Each annotator has one vote per interaction; voting again replaces it. Equal means equal after runs of white space
 //! are folded. The state follows from the votes ([`decide`]) until the correction is rejected or used.
 
+use crate::dialect::placeholders;
 use crate::query::{FromRow, Row, json_text, q};
 use crate::words::words;
 use crate::{Error, Result, Store, Tx};
@@ -296,30 +297,54 @@ impl Tx {
         }
     }
 
-    /// Removes every text of one installation's corrections and rejects them; answers which datasets had used some
-    /// (they need a new snapshot).
+    /// Deletes the corrections of these interactions, and those of an installation, with their votes; answers how many.
     ///
     /// # Errors
     /// Those of the statements.
-    pub async fn correction_erase(&mut self, app: &AppId, install: InstallId) -> Result<Vec<Digest>> {
-        let sql = format!("{SELECT} WHERE app_id = $1 AND install_id = $2");
-        let rows: Vec<CorrectionRow> = self.fetch(q(sql).bind(app).bind(install)).await?;
-        let at = self.at();
-        for row in &rows {
-            let sql = "UPDATE corrections SET prompt = '', wrong_answer = '', corrected_answer = '', spans = NULL, \
-                       state = $3, reason = 'erased on request', updated_at = $4 \
-                       WHERE app_id = $1 AND correction_id = $2";
-            let query = q(sql).bind(app).bind(&row.correction_id).bind(CorrectionState::Rejected).bind(at);
-            self.execute(query).await?;
-            let sql = "DELETE FROM correction_votes WHERE app_id = $1 AND correction_id = $2";
-            self.execute(q(sql).bind(app).bind(&row.correction_id)).await?;
+    pub async fn correction_erase(
+        &mut self,
+        app: &AppId,
+        install: Option<&str>,
+        interactions: &[String],
+    ) -> Result<u64> {
+        let mut erased = 0;
+        for part in interactions.chunks(IDS_AT_ONCE) {
+            let which = format!("interaction_id IN ({})", placeholders(2, part.len()));
+            erased += self.correction_delete(app, &which, part.iter().map(String::as_str)).await?;
         }
-        let mut datasets: Vec<Digest> = rows.iter().filter_map(|r| r.dataset).collect();
-        datasets.sort_unstable();
-        datasets.dedup();
-        Ok(datasets)
+        if let Some(install) = install {
+            erased += self.correction_delete(app, "install_id = $2", [install].into_iter()).await?;
+        }
+        Ok(erased)
+    }
+
+    async fn correction_delete<'a>(
+        &mut self,
+        app: &AppId,
+        which: &str,
+        values: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<u64> {
+        let votes = format!(
+            "DELETE FROM correction_votes WHERE app_id = $1 AND correction_id IN \
+             (SELECT correction_id FROM corrections WHERE app_id = $1 AND {which})"
+        );
+        let bound = |sql: String| values.clone().fold(q(sql).bind(app), |query, v| query.bind(v));
+        self.execute(bound(votes)).await?;
+        self.execute(bound(format!("DELETE FROM corrections WHERE app_id = $1 AND {which}"))).await
+    }
+
+    /// Corrections that a dataset used are said to be in the one that replaced it.
+    ///
+    /// # Errors
+    /// Those of the statement.
+    pub async fn correction_dataset_move(&mut self, app: &AppId, from: Digest, to: Digest) -> Result<()> {
+        let sql = "UPDATE corrections SET dataset = $3 WHERE app_id = $1 AND dataset = $2";
+        self.execute(q(sql).bind(app).bind(from).bind(to)).await.map(|_| ())
     }
 }
+
+/// Ids in one statement.
+const IDS_AT_ONCE: usize = 500;
 
 #[cfg(test)]
 mod tests {

@@ -20,6 +20,7 @@ pub mod corrections;
 pub mod cursors;
 pub mod datasets;
 mod dialect;
+pub mod erasures;
 mod error;
 pub mod evaluations;
 pub mod findings;

@@ -7,6 +7,7 @@ use crate::limits::Limits;
 use crate::mask::Masks;
 use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow, Table, TableRows};
 use crate::trust::Sender;
+use crate::user::UserKeys;
 use arrow::error::ArrowError;
 use chrono::{DateTime, Utc};
 use flywheel_types::{AppId, Error, LabelKind};
@@ -54,6 +55,7 @@ pub struct Context<'a> {
     pub now: DateTime<Utc>,
     pub limits: &'a Limits,
     pub masks: Masks,
+    pub users: &'a UserKeys,
     /// Keep content of OTLP records (`gen_ai.input.messages`, `gen_ai.output.messages`).
     pub otlp_content: bool,
     pub classify: Option<&'a ClassifyFn>,
@@ -149,6 +151,11 @@ pub(crate) fn stamps(now: DateTime<Utc>, event_at: Option<Micros>, sent_at: Opti
         at = received.0;
     }
     Stamps { received_at: received, received_date: received.day(), event_at, occurred_at: Micros(at), sent_at }
+}
+
+/// Key of the user that a record names.
+pub(crate) fn user_key<'a>(ctx: &Context<'_>, user: Option<&str>) -> Option<Text<'a>> {
+    user.and_then(|u| ctx.users.key(ctx.app, u)).map(Into::into)
 }
 
 /// Masked text within the limit, or the reason why not.

@@ -3,7 +3,7 @@
 //! quarantined and the others are kept.
 
 use crate::column::{Attrs, Micros, Text};
-use crate::decode::{Context, Decoded, Endpoint, content, short, stamps, too_many, undecodable};
+use crate::decode::{Context, Decoded, Endpoint, content, short, stamps, too_many, undecodable, user_key};
 use crate::disposition::Kind;
 use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow};
 use chrono::{DateTime, Utc};
@@ -215,6 +215,7 @@ fn interaction<'a>(ctx: &Context<'a>, shared: &Shared<'_>, out: &mut Decoded<'a>
         answer_text: texts.1,
         nonfinite_fields: nonfinite,
         attrs: Attrs::default(),
+        user_key: user_key(ctx, x.user_id.as_deref()),
         ..InteractionRow::default()
     });
 }
@@ -241,6 +242,7 @@ fn feedback<'a>(ctx: &Context<'a>, shared: &Shared<'_>, out: &mut Decoded<'a>, x
         interaction_id: x.interaction_id.as_str().to_owned().into(),
         label: x.label.as_str().into(),
         reason,
+        user_key: user_key(ctx, x.user_id.as_deref()),
         ..FeedbackRow::default()
     });
 }
@@ -286,6 +288,7 @@ mod tests {
     use super::*;
     use crate::mask::Masks;
     use crate::trust::Sender;
+    use crate::user::UserKeys;
     use flywheel_types::{AppId, LabelKind, TrustClass};
 
     const GOLDEN: &str = include_str!("../../types/golden/event_batch_v1.json");
@@ -302,6 +305,7 @@ mod tests {
             now: "2026-03-01T10:00:06Z".parse().unwrap(),
             limits: Box::leak(Box::default()),
             masks: Masks::default(),
+            users: Box::leak(Box::new(UserKeys::new(&[0; 32]))),
             otlp_content: false,
             classify: Some(&classify),
         })
@@ -319,6 +323,15 @@ mod tests {
         assert_eq!(i.device_class.as_deref(), Some("high-8gb"));
         assert_eq!(i.trust, "anonymous");
         assert_eq!(got.encode().unwrap().rows(), 3);
+    }
+
+    #[test]
+    fn a_user_id_becomes_a_key() {
+        let body = GOLDEN.replace("\"label\": \"rejected\"", "\"label\": \"rejected\", \"user_id\": \"anna-17\"");
+        let got = with(Endpoint::Events, Sender::ANONYMOUS, |c| decode(c, false, body.as_bytes())).unwrap();
+        let key = UserKeys::new(&[0; 32]).key(&AppId::new("app").unwrap(), "anna-17");
+        assert_eq!((got.feedback[0].user_key.as_deref(), &got.interactions[0].user_key), (key.as_deref(), &None));
+        assert!(!format!("{got:?}").contains("anna-17"));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::disposition::{Disposition, Key, Kind, Tally};
 use crate::error::TelemetryError;
 use crate::limits::Limits;
 use crate::mask::Masks;
+use crate::user::UserKeys;
 use crate::wal::log::lock;
 use crate::wal::{Damage, Group, Log, LogConfig, Replay, Stored, snapshot};
 use bytes::Bytes;
@@ -37,6 +38,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Personal data that is replaced in free text before anything is stored.
     pub masks: Masks,
+    /// Makes the keys under which users are known.
+    pub users: UserKeys,
     /// Longest wait of a request for others to share its `fdatasync`.
     pub group_window: Duration,
     /// A group is closed at this size of encoded rows, bytes.
@@ -57,6 +60,7 @@ impl Default for Settings {
         Self {
             limits: Limits::default(),
             masks: Masks::default(),
+            users: UserKeys::new(&[0; 32]),
             group_window: Duration::from_millis(5),
             group_bytes: 1 << 20,
             in_flight_bytes: 64 << 20,
@@ -307,6 +311,17 @@ impl Ingestor {
         let (reply, answer) = oneshot::channel();
         self.tx.send(writer::Message::Settle(reply)).map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
+    }
+
+    /// Begins a new segment of the log, so that everything durable so far can be freed with [`Self::release`]. Counts of
+    /// refused requests are made durable first.
+    ///
+    /// # Errors
+    /// When the log refuses or the writer is gone.
+    pub async fn seal(&self) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        self.tx.send(writer::Message::Seal(reply)).map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?.map_err(Error::from)
     }
 
     /// Frees log segments that every table has in Delta up to `seq`; saves the duplicate state first.

@@ -20,6 +20,7 @@ pub mod mask;
 pub mod otlp;
 pub mod rows;
 pub mod trust;
+pub mod user;
 pub mod wal;
 
 pub use buffers::Buffers;
@@ -30,3 +31,4 @@ pub use ingest::{Classifier, IngestHeaders, IngestOutcome, IngestRequest, Ingest
 pub use limits::Limits;
 pub use mask::Masks;
 pub use rows::{Table, TableRows};
+pub use user::UserKeys;

@@ -183,6 +183,8 @@ table! {
         /// 0 nominal, 1 fair, 2 serious, 3 critical.
         thermal_start: Option<i32>,
         thermal_end: Option<i32>,
+        /// Keyed digest of the app's user id (`UserKeys`).
+        user_key: Option<Text<'a>>,
     }
 }
 
@@ -206,6 +208,7 @@ table! {
         reason: Option<Text<'a>>,
         score: Option<f64>,
         nonfinite_fields: i32,
+        user_key: Option<Text<'a>>,
     }
 }
 
@@ -282,6 +285,7 @@ table! {
         arm: Option<String>,
         label: String,
         detected: Option<String>,
+        user_key: Option<String>,
     }
 }
 

@@ -109,6 +109,9 @@ pub struct InteractionV1 {
     pub memory_metric: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_mj: Option<f64>,
+    /// The app's own id of its user, so that what belongs to a person can be erased. Only a keyed digest of it is stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_id: Option<String>,
     /// Question and answer text; only when the user agreed to send it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<ContentV1>,
@@ -149,6 +152,9 @@ pub struct FeedbackV1 {
     pub label: LabelKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// As in [`InteractionV1`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_id: Option<String>,
 }
 
 /// What happened to a model on the device.

@@ -6,7 +6,7 @@ use anyhow::Result;
 use chrono::{DateTime, Utc};
 use flywheel_attribution::refusal;
 use flywheel_lake::LakeConfig;
-use flywheel_telemetry::{Endpoint, IngestOutcome, IngestRequest, Ingestor, Masks, Slot};
+use flywheel_telemetry::{Endpoint, IngestOutcome, IngestRequest, Ingestor, Masks, Slot, UserKeys};
 use flywheel_types::{AppId, Error, LabelKind};
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl Ingest {
 ///
 /// # Errors
 /// When a folder cannot be made.
-pub fn lake_config(config: &Config) -> Result<LakeConfig> {
+pub fn lake_config(config: &Config, users: UserKeys) -> Result<LakeConfig> {
     let mut lake = LakeConfig::local(&config.lake_dir())?;
     lake.writer_id.clone_from(&config.writer_id);
     lake.commit_interval = std::time::Duration::from_secs(config.ingest.flush_s);
@@ -88,6 +88,7 @@ pub fn lake_config(config: &Config) -> Result<LakeConfig> {
     lake.ingest.in_flight_bytes = config.ingest.max_in_flight_bytes;
     lake.ingest.min_free_bytes = config.ingest.min_free_bytes;
     lake.ingest.masks = config.ingest.masks;
+    lake.ingest.users = users;
     lake.ingest.classifier = Some(Arc::new(classify));
     Ok(lake)
 }

@@ -43,6 +43,20 @@ impl Objects {
         Ok(digest)
     }
 
+    /// Deletes an object; one that is gone already is no error.
+    ///
+    /// # Errors
+    /// Internal when the store fails.
+    pub async fn delete(&self, digest: Digest) -> Result<(), Error> {
+        if let Ok(mut cache) = self.cache.write() {
+            cache.remove(&digest);
+        }
+        match self.store.delete(&Self::path(digest)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(Error::internal(e)),
+        }
+    }
+
     /// Reads and checks an object.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use chrono::{DateTime, Utc};
 use flywheel_lake::Lake;
 use flywheel_store::secret::Secret;
 use flywheel_store::{Store, Tx};
+use flywheel_telemetry::UserKeys;
 use flywheel_types::clock::SystemClock;
 use flywheel_types::{AppId, BusinessClock, Error, ErrorKind, VirtualClock};
 use object_store::local::LocalFileSystem;
@@ -26,6 +27,8 @@ pub struct Server {
     pub objects: Objects,
     pub ingest: Ingest,
     pub lake: Lake,
+    /// Makes the keys under which users are known.
+    pub users: UserKeys,
     pub delivery: Delivery,
     pub metrics: Metrics,
     pub quotas: Quotas,
@@ -59,8 +62,10 @@ impl Server {
         let dir = config.objects_dir();
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let objects = Objects::new(Arc::new(LocalFileSystem::new_with_prefix(&dir)?), dir);
-        let lake =
-            Lake::open(crate::ingest::lake_config(&config)?).await.context("the telemetry tables cannot be opened")?;
+        let users = users(&store).await?;
+        let lake = Lake::open(crate::ingest::lake_config(&config, users.clone())?)
+            .await
+            .context("the telemetry tables cannot be opened")?;
         let ingest = Ingest::new(lake.ingestor(), config.ingest.masks);
         let delivery = Delivery::new(config.tuf_dir(), config.keys_dir());
         let mailer = config.mail.as_ref().map(Mailer::new).transpose()?;
@@ -69,6 +74,7 @@ impl Server {
             objects,
             ingest,
             lake,
+            users,
             delivery,
             metrics: Metrics::default(),
             quotas: Quotas::default(),
@@ -140,6 +146,18 @@ impl Server {
         let now = self.now();
         tokio::task::block_in_place(|| self.delivery.publish(app, what, &|d| self.objects.file(d), now)).map(|_| ())
     }
+}
+
+/// The salt of user keys is made by whoever starts first on this database.
+async fn users(store: &Store) -> Result<UserKeys> {
+    let mut fresh = [0u8; 32];
+    getrandom::fill(&mut fresh).map_err(|e| anyhow::anyhow!("the system gave no randomness: {e}"))?;
+    let mut tx = store.begin(store.lease_now()).await?;
+    let salt = tx.salt("user", &hex::encode(fresh)).await?;
+    tx.commit().await?;
+    let mut bytes = [0u8; 32];
+    hex::decode_to_slice(&salt, &mut bytes).context("the salt of user keys in the control database is damaged")?;
+    Ok(UserKeys::new(&bytes))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use flywheel_telemetry::decode::Context;
 use flywheel_telemetry::inflate::inflate;
 use flywheel_telemetry::rows::InteractionRow;
 use flywheel_telemetry::trust::Sender;
-use flywheel_telemetry::{Decoded, Endpoint, Limits, Masks, Table};
+use flywheel_telemetry::{Decoded, Endpoint, Limits, Masks, Table, UserKeys};
 use flywheel_types::{AppId, InstallId, LabelKind, TrustClass};
 use std::io::Write as _;
 use std::sync::LazyLock;
@@ -23,6 +23,7 @@ static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits {
     ..Limits::default()
 });
 
+static USERS: LazyLock<UserKeys> = LazyLock::new(|| UserKeys::new(&[7; 32]));
 static APP: LazyLock<AppId> = LazyLock::new(|| AppId::new("app").expect("a valid id"));
 
 fn classify(answer: &str) -> Option<LabelKind> {
@@ -42,6 +43,7 @@ pub(crate) fn with_context<T>(endpoint: Endpoint, flags: u8, f: impl FnOnce(&Con
         now,
         limits: &LIMITS,
         masks,
+        users: &USERS,
         otlp_content: true,
         classify: Some(&classify),
     })

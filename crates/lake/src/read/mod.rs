@@ -7,7 +7,7 @@
 
 mod bundles;
 mod changes;
-mod columns;
+pub(crate) mod columns;
 mod devices;
 mod fleet;
 mod interactions;

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Columns of an interaction that its outcome takes over.
 const COLUMNS: &str = "interaction_id, install_id, trust, received_at, template_id, bundle, device_class, locale, \
-    rollout_id, phase, arm, detected";
+    rollout_id, phase, arm, detected, user_key";
 /// Ids looked up with one query.
 const LOOKUP: usize = 500;
 /// Bits of the sequence number that hold the version of `feedback`; the version of `interactions` is above them.
@@ -162,10 +162,10 @@ fn interactions(
     let c = Columns::new(batch);
     let (ids, installs, trust) = (c.text("interaction_id")?, c.text("install_id")?, c.words::<TrustClass>("trust")?);
     let (at, phases) = (c.micros("received_at")?, c.ints("phase")?);
-    let texts = ["template_id", "bundle", "device_class", "locale", "rollout_id", "arm", "detected"];
-    let [template, bundle, class, locale, rollout, arm, detected] = texts.map(|name| c.text(name));
+    let texts = ["template_id", "bundle", "device_class", "locale", "rollout_id", "arm", "detected", "user_key"];
+    let [template, bundle, class, locale, rollout, arm, detected, user] = texts.map(|name| c.text(name));
     let (template, bundle, class, locale) = (template?, bundle?, class?, locale?);
-    let (rollout, arm, detected) = (rollout?, arm?, detected?);
+    let (rollout, arm, detected, user) = (rollout?, arm?, detected?, user?);
     for i in 0..batch.num_rows() {
         let (Some(trust), Some(at)) = (trust[i], at[i]) else { continue };
         if known.is_some_and(|ids_known| !ids_known.contains(ids.get(i))) {
@@ -188,6 +188,7 @@ fn interactions(
             phase: phases[i].and_then(|p| i32::try_from(p).ok()),
             arm: text(&arm),
             detected: text(&detected),
+            user_key: text(&user),
             ..OutcomeRow::default()
         };
         let key = (ids.get(i).to_owned(), (installs.get(i).to_owned(), trust));

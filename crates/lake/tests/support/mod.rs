@@ -128,6 +128,7 @@ pub fn interaction(id: &str, when: DateTime<Utc>) -> InteractionV1 {
         peak_memory_bytes: None,
         memory_metric: None,
         energy_mj: None,
+        user_id: None,
         content: None,
     }
 }
@@ -142,7 +143,8 @@ pub fn with_content(id: &str, when: DateTime<Utc>, question: &str, answer: &str)
 }
 
 pub fn feedback(id: &str, label: LabelKind, when: DateTime<Utc>) -> EventV1 {
-    EventV1::Feedback(FeedbackV1 { interaction_id: InteractionId::new(id).unwrap(), at: when, label, reason: None })
+    let interaction_id = InteractionId::new(id).unwrap();
+    EventV1::Feedback(FeedbackV1 { interaction_id, at: when, label, reason: None, user_id: None })
 }
 
 pub fn device_event(event: DeviceEventKind, when: DateTime<Utc>, assignment: Option<AssignedArmV1>) -> EventV1 {

@@ -75,6 +75,7 @@ impl Device {
             peak_memory_bytes: answer.peak_memory_bytes,
             memory_metric: answer.memory_metric,
             energy_mj: answer.energy_mj,
+            user_id: self.user.clone(),
             content: answer.content,
         });
         self.queue.append(std::slice::from_ref(&event), 0)?;
@@ -98,6 +99,12 @@ impl Device {
         }
     }
 
+    /// Says who uses the app now, by the app's own id; `None` after a log-out. The server stores a keyed digest of it, and can
+    /// then erase what belongs to a person. Not kept over a restart.
+    pub fn set_user(&mut self, user: Option<String>) {
+        self.user = user;
+    }
+
     /// Stores a person's judgement about an earlier answer.
     ///
     /// # Errors
@@ -108,7 +115,8 @@ impl Device {
         label: LabelKind,
         reason: Option<String>,
     ) -> Result<(), SdkError> {
-        let event = EventV1::Feedback(FeedbackV1 { interaction_id, at: self.now(), label, reason });
+        let event =
+            EventV1::Feedback(FeedbackV1 { interaction_id, at: self.now(), label, reason, user_id: self.user.clone() });
         self.queue.append(std::slice::from_ref(&event), 0)
     }
 

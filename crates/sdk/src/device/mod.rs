@@ -53,6 +53,8 @@ pub struct Device {
     /// Largest batch that went through lately, after the server called one too large.
     batch_events: usize,
     died_in_load: bool,
+    /// Whose answers they are, in the app's own words.
+    user: Option<String>,
     _lock: Option<File>,
 }
 
@@ -93,6 +95,7 @@ impl Device {
             uploads,
             batch_events,
             died_in_load: false,
+            user: None,
             _lock: lock,
         };
         device.flush_reports()?;

@@ -12,6 +12,7 @@ fn feedback(n: u32) -> EventV1 {
         at: DateTime::UNIX_EPOCH,
         label: LabelKind::Rejected,
         reason: None,
+        user_id: None,
     })
 }
 

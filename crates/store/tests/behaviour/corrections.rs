@@ -5,7 +5,7 @@ use flywheel_store::corrections::{CorrectionState as S, NewCorrection};
 use flywheel_types::InstallId;
 use serde_json::json;
 
-on_both!(the_second_person_decides, used_corrections_are_final, erasure_empties_and_names_the_datasets);
+on_both!(the_second_person_decides, used_corrections_are_final, erasure_deletes_corrections_and_their_votes);
 
 fn by(annotator: &str, answer: &str) -> NewCorrection {
     NewCorrection {
@@ -56,20 +56,19 @@ async fn used_corrections_are_final(w: &World) {
     assert_eq!((row.state, row.dataset), (S::Used, Some(digest("d"))));
 }
 
-async fn erasure_empties_and_names_the_datasets(w: &World) {
+async fn erasure_deletes_corrections_and_their_votes(w: &World) {
     let mut tx = w.begin().await;
     tx.correction_submit(&w.app, &by("ann", "14 days")).await.unwrap();
     tx.correction_submit(&w.app, &by("bob", "14 days")).await.unwrap();
     tx.correction_mark_used(&w.app, &["c-by-ann".to_owned()], digest("d")).await.unwrap();
     tx.dataset_create(&w.app, digest("d"), "datasets/d", &json!({"train": 1})).await.unwrap();
-    let touched = tx.correction_erase(&w.app, InstallId(digest("phone"))).await.unwrap();
-    assert_eq!(touched, vec![digest("d")]);
+    assert_eq!(tx.correction_erase(&w.app, None, &["another".to_owned()]).await.unwrap(), 0);
+    assert_eq!(tx.correction_erase(&w.app, Some(&InstallId(digest("phone")).to_string()), &[]).await.unwrap(), 1);
     tx.dataset_tombstone(&w.app, digest("d"), "erasure", Some(digest("d2"))).await.unwrap();
     assert_conflict!(tx.dataset_create(&w.app, digest("d"), "datasets/d", &json!({})).await);
     assert_conflict!(tx.dataset_tombstone(&w.app, digest("d"), "again", None).await);
     tx.commit().await.unwrap();
-    let row = w.store().correction_get(&w.app, "c-by-ann").await.unwrap().unwrap();
-    assert_eq!((row.prompt.as_str(), row.corrected_answer.as_str(), row.state), ("", "", S::Rejected));
+    assert_eq!(w.store().correction_get(&w.app, "c-by-ann").await.unwrap(), None);
     assert!(w.store().correction_vote_list(&w.app, "c-by-ann").await.unwrap().is_empty());
     let set = w.store().dataset_get(&w.app, digest("d")).await.unwrap().unwrap();
     assert_eq!(set.successor, Some(digest("d2")));

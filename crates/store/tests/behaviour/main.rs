@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 mod chunks;
 mod corrections;
+mod erasures;
 mod jobs;
 mod ledger;
 mod models;

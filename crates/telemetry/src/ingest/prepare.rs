@@ -47,6 +47,7 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
         now: request.now,
         limits: &settings.limits,
         masks: settings.masks,
+        users: &settings.users,
         otlp_content: settings.otlp_content,
         classify: settings.classifier.as_deref(),
     };

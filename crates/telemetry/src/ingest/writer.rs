@@ -27,6 +27,7 @@ pub(crate) enum Message {
     Batch(Box<Prepared>, Answer<IngestOutcome>),
     Note(Tally),
     Settle(Answer<u64>),
+    Seal(oneshot::Sender<Result<(), TelemetryError>>),
     Release(u64, oneshot::Sender<Result<usize, TelemetryError>>),
     Stop,
 }
@@ -101,6 +102,9 @@ impl Writer {
                             self.write(TableRows::default(), &[], Tally::default())
                         };
                         let _ = answer.send(result.map_err(|e| refused_write(&e)));
+                    }
+                    Message::Seal(answer) => {
+                        let _ = answer.send(self.log.seal(self.last + 1));
                     }
                     Message::Release(seq, answer) => {
                         let _ = answer.send(self.release(seq));

@@ -29,6 +29,8 @@ pub(crate) struct Draft<'a> {
     pub question: Option<Text<'a>>,
     pub answer: Option<Text<'a>>,
     pub claimed_install: Option<Text<'a>>,
+    /// Whose it is, in the app's own words.
+    pub user: Option<Text<'a>>,
 }
 
 impl<'a> Draft<'a> {

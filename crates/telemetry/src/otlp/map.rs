@@ -6,7 +6,7 @@ use super::draft::Draft;
 use super::names::Names;
 use super::value::{Attribute, Record, Sink, Value};
 use crate::column::{Micros, Text};
-use crate::decode::{Context, Decoded, content, short, stamps};
+use crate::decode::{Context, Decoded, content, short, stamps, user_key};
 use crate::disposition::Kind;
 use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow};
 use flywheel_types::wire::DeviceEventKind;
@@ -118,6 +118,7 @@ impl<'c, 'a> Mapper<'c, 'a> {
             (TrustClass::Anonymous, _) | (_, None) => d.claimed_install.take(),
             (TrustClass::Keyed | TrustClass::Attested, Some(i)) => Some(i.to_string().into()),
         };
+        row.user_key = user_key(self.ctx, d.user.as_deref());
         if row.template_id.is_none() {
             row.template_id = match (d.prompt.0.take(), d.prompt.1.take()) {
                 (Some(name), Some(version)) => Some(format!("{name}@{version}").into()),
@@ -212,6 +213,7 @@ impl<'c, 'a> Mapper<'c, 'a> {
             reason: d.reason.map(|r| self.ctx.masks.apply(r)).and_then(short),
             score: d.score,
             nonfinite_fields: row.nonfinite_fields,
+            user_key: row.user_key,
         });
     }
 

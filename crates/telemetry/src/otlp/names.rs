@@ -25,7 +25,7 @@ pub(crate) enum Field {
     Flag(Place<bool>),
     /// Anything else.
     Other(for<'a> fn(&mut Draft<'a>, &Value<'a>)),
-    /// Known, and of no use: the same for all records of an app.
+    /// Known, and not kept: of no use, or nobody's business.
     Nothing,
 }
 
@@ -110,6 +110,13 @@ pub(crate) const NAMES: &[(&str, Field)] = &[
     // General.
     ("app.installation.id", Word(|d| &mut d.claimed_install)),
     ("session.id", Word(|d| &mut d.row.session_id)),
+    ("user.id", Whole(|d| &mut d.user)),
+    ("user.hash", Whole(|d| &mut d.user)),
+    ("enduser.id", Whole(|d| &mut d.user)),
+    ("enduser.pseudo.id", Whole(|d| &mut d.user)),
+    ("user.name", Nothing),
+    ("user.full_name", Nothing),
+    ("user.email", Nothing),
     ("service.name", Nothing),
     ("service.version", Word(|d| &mut d.row.app_version)),
     ("device.model.identifier", Word(|d| &mut d.row.device_model)),

@@ -4,6 +4,7 @@ use super::*;
 use crate::limits::Limits;
 use crate::mask::Masks;
 use crate::trust::Sender;
+use crate::user::UserKeys;
 use flywheel_types::AppId;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -82,10 +83,28 @@ fn decode_as(endpoint: Endpoint, encoding: Encoding, body: &[u8]) -> Result<Deco
         now: "2026-03-01T10:00:06Z".parse().unwrap(),
         limits: Box::leak(Box::new(Limits { records: 50, ..Limits::default() })),
         masks: Masks::default(),
+        users: Box::leak(Box::new(UserKeys::new(&[0; 32]))),
         otlp_content: false,
         classify: None,
     };
     decode(&ctx, encoding, body)
+}
+
+/// Whoever the record names, by whatever name, only a keyed digest of the id is kept.
+#[test]
+fn a_user_becomes_a_key_and_is_otherwise_dropped() {
+    let key = UserKeys::new(&[0; 32]).key(&AppId::new("app").unwrap(), "anna-17");
+    for name in ["user.id", "user.hash", "enduser.id", "enduser.pseudo.id"] {
+        let mut attributes = answer("r-1");
+        let more =
+            [(name, "anna-17"), ("user.name", "Anna"), ("user.email", "anna@a.example"), ("user.full_name", "Anna B")];
+        attributes.extend(more.map(|(name, value)| kv(name, s(value))));
+        let body = logs(vec![log(attributes)]).encode_to_vec();
+        let got = decode_as(Endpoint::OtlpLogs, Encoding::Protobuf, &body).unwrap();
+        assert_eq!(got.interactions[0].user_key.as_deref(), key.as_deref(), "{name}");
+        let row = format!("{:?}", got.interactions[0]);
+        assert!(!row.contains("anna") && !row.contains("Anna"), "{row}");
+    }
 }
 
 #[test]

@@ -172,6 +172,20 @@ impl Log {
         Ok(())
     }
 
+    /// Closes the segment that is being written, unless it is empty; the next record is `next`.
+    ///
+    /// # Errors
+    /// When the new segment cannot be made; the log goes on in the old one.
+    pub fn seal(&mut self, next: u64) -> Result<(), TelemetryError> {
+        if self.broken {
+            self.repair()?;
+        }
+        if self.active.as_ref().is_some_and(|a| a.good > SEGMENT_HEADER) {
+            self.rotate(next)?;
+        }
+        Ok(())
+    }
+
     /// Whether [`Self::free`] up to `seq` would delete a segment.
     #[must_use]
     pub fn can_free(&self, seq: u64) -> bool {

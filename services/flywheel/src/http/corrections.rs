@@ -57,7 +57,8 @@ pub async fn submit(
     if row.state == CorrectionState::Accepted {
         crate::pipeline::build_dataset::enqueue(&mut tx, &who.app, server.now()).await?;
     }
-    let detail = json!({ "state": row.state, "interaction": row.interaction_id });
+    // the log cannot forget, so it does not name the interaction
+    let detail = json!({ "state": row.state });
     tx.audit_append(&who.app, &who.name, "correction.submit", &row.correction_id, &detail).await?;
     tx.commit().await?;
     Ok(Json(row))

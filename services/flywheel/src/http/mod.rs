@@ -7,6 +7,7 @@ pub mod chunks;
 pub mod clock;
 pub mod corrections;
 pub mod datasets;
+pub mod erasures;
 pub mod error;
 pub mod eval_sets;
 pub mod findings;
@@ -28,7 +29,7 @@ pub mod tuf;
 use crate::server::Server;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -92,6 +93,10 @@ fn operations() -> Router<Arc<Server>> {
         .route("/v1/schedules/{name}/resume", post(schedules::resume))
         .route("/v1/audit", get(audit::list))
         .route("/v1/audit/verify", get(audit::verify))
+        .route("/v1/erasures", get(erasures::list).post(erasures::request))
+        .route("/v1/erasures/{id}", get(erasures::get))
+        .route("/v1/holds", get(erasures::holds))
+        .route("/v1/holds/{name}", put(erasures::put_hold).delete(erasures::lift_hold))
         .route("/v1/sql", post(sql::query))
         .route("/v1/tail", get(tail::watch))
         .route("/v1/clock", post(clock::advance).get(clock::now))
@@ -113,7 +118,7 @@ mod tests {
         for piece in include_str!("mod.rs").split(".route(\"").skip(1) {
             let (path, rest) = piece.split_once('"').unwrap();
             let handlers = rest.split("))").next().unwrap();
-            for (call, method) in [("get(", "GET"), ("post(", "POST"), ("put(", "PUT")] {
+            for (call, method) in [("get(", "GET"), ("post(", "POST"), ("put(", "PUT"), ("delete(", "DELETE")] {
                 if handlers.contains(&format!(" {call}")) || handlers.contains(&format!(".{call}")) {
                     found.insert(format!("{method} {path}"));
                 }

@@ -33,9 +33,23 @@ pub const LABEL_DELAY_HOURS: i64 = 12;
 pub async fn enqueue(tx: &mut Tx, app: &AppId, now: DateTime<Utc>) -> Result<(), Error> {
     let job = NewJob::new(KIND, json!({ "v": 1, "now": now }))
         .dedup(format!("{app}:{}", now.timestamp()))
-        .concurrency(format!("attribute:{app}"), 1);
+        .concurrency(turn(app), 1);
     tx.job_enqueue(app, &job).await?;
     Ok(())
+}
+
+/// Key of the steps of which only one may run for an app: they read the tables by version.
+pub fn turn(app: &AppId) -> String {
+    format!("attribute:{app}")
+}
+
+/// Derives what can be derived by now, so that no step needs a version of the tables from before this call.
+///
+/// # Errors
+/// Of the lake and the database.
+pub async fn catch_up(server: &Server, ctx: &JobContext) -> Result<(), Error> {
+    let versions = server.lake.flush_and_watermark().await?;
+    cursor::outcomes(server, ctx, &versions).await.map(|_| ())
 }
 
 #[derive(serde::Deserialize)]

@@ -4,13 +4,13 @@
 use super::{app, evaluate, lora};
 use crate::server::Server;
 use chrono::{DateTime, Utc};
-use flywheel_attribution::dataset::{Correction, DatasetPolicyV1, EvalGuard, build};
+use flywheel_attribution::dataset::{Correction, DatasetPolicyV1, DatasetV1, EvalGuard, build};
 use flywheel_jobs::JobContext;
 use flywheel_store::Tx;
 use flywheel_store::apps::AppSettings;
 use flywheel_store::corrections::{CorrectionRow, CorrectionState};
 use flywheel_store::jobs::NewJob;
-use flywheel_types::{AppId, Error};
+use flywheel_types::{AppId, Digest, Error};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,7 +85,30 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     // do
     let object = server.objects.put(dataset.jsonl.clone()).await?;
     // commit
-    let used: Vec<String> = used(&accepted, &dataset);
+    match commit(server, ctx, &accepted, &dataset, object).await {
+        Ok(()) => {
+            let (samples, dropped) = (dataset.samples.len(), dataset.dropped.len());
+            Ok(json!({ "dataset": dataset.digest, "samples": samples, "dropped": dropped }))
+        }
+        Err(e) => {
+            // a correction may have been erased meanwhile: its text must not stay in an object that nothing names
+            if server.store.dataset_get(id, dataset.digest).await?.is_none() {
+                server.objects.delete(object).await?;
+            }
+            Err(e)
+        }
+    }
+}
+
+async fn commit(
+    server: &Server,
+    ctx: &JobContext,
+    accepted: &[CorrectionRow],
+    dataset: &DatasetV1,
+    object: Digest,
+) -> Result<(), Error> {
+    let id = ctx.app();
+    let used: Vec<String> = used(accepted, dataset);
     let counts = json!({ "samples": dataset.samples.len(), "dropped": dataset.dropped, "corrections": accepted.len() });
     let mut tx = server.begin().await?;
     ctx.fence(&mut tx).await.map_err(super::lost)?;
@@ -95,7 +118,7 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
     let detail = json!({ "samples": dataset.samples.len(), "dropped": dataset.dropped.len() });
     tx.audit_append(id, "controller", "dataset.build", &dataset.digest.to_hex(), &detail).await?;
     tx.commit().await?;
-    Ok(json!({ "dataset": dataset.digest, "samples": dataset.samples.len(), "dropped": dataset.dropped.len() }))
+    Ok(())
 }
 
 fn correction(row: &CorrectionRow, vote: &flywheel_store::corrections::VoteRow) -> Correction {
@@ -137,7 +160,7 @@ async fn guard(server: &Server, id: &AppId) -> Result<EvalGuard, Error> {
 }
 
 /// Corrections whose sample is in the dataset; the others stay for the next one.
-fn used(accepted: &[CorrectionRow], dataset: &flywheel_attribution::dataset::DatasetV1) -> Vec<String> {
+fn used(accepted: &[CorrectionRow], dataset: &DatasetV1) -> Vec<String> {
     let kept: BTreeSet<&str> = dataset.samples.iter().map(|s| s.interaction_id.as_str()).collect();
     accepted.iter().filter(|c| kept.contains(c.interaction_id.as_str())).map(|c| c.correction_id.clone()).collect()
 }
