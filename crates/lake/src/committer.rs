@@ -70,7 +70,7 @@ fn sync_files(_folder: &std::path::Path) -> std::io::Result<()> {
 
 /// Joins small files beside the commits to come, once at a time.
 fn tidy_up(inner: &Arc<Inner>) {
-    let Some(threads) = inner.upkeep.handle() else { return };
+    let Some(threads) = inner.rewrites.handle() else { return };
     if inner.tidying.swap(true, Ordering::Relaxed) {
         return;
     }

@@ -20,9 +20,9 @@ pub(crate) struct Inner {
     pub buffers: Arc<Buffers>,
     pub runtime: Arc<RuntimeEnv>,
     pub queries: Threads,
-    /// Commits and compactions.
+    /// Commits.
     pub upkeep: Threads,
-    /// Rows being taken out of tables, beside the commits.
+    /// Files that are written again, joined or without somebody's rows: commits do not wait for them.
     pub rewrites: Threads,
     /// Small files are being joined.
     pub tidying: AtomicBool,

@@ -87,7 +87,7 @@ impl Lake {
     /// When the table cannot be read or written; it is unchanged then.
     pub async fn compact(&self, table: Table) -> Result<CompactReport, Error> {
         let inner = Arc::clone(&self.inner);
-        let metrics = self.inner.upkeep.run(async move { compact(&inner, table).await }).await?;
+        let metrics = self.inner.rewrites.run(async move { compact(&inner, table).await }).await?;
         Ok(CompactReport { files_removed: metrics.num_files_removed, files_added: metrics.num_files_added })
     }
 
