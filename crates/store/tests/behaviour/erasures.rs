@@ -57,7 +57,7 @@ async fn a_held_erasure_is_requested_again(w: &World) {
     tx.erasure_finish(&w.app, "e-1", S::Held, &json!({ "v": 1 })).await.unwrap();
     tx.erasure_finish(&w.app, "e-2", S::Done, &json!({ "v": 1 })).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(w.store().hold_list(&w.app).await.unwrap(), [hold.clone()]);
+    assert_eq!(w.store().hold_list(&w.app).await.unwrap(), std::slice::from_ref(&hold));
     let mut tx = w.begin().await;
     assert_eq!(tx.hold_lift(&w.app, "case-7").await.unwrap(), hold);
     assert!(tx.hold_lift(&w.app, "case-7").await.is_err());
