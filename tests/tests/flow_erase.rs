@@ -206,7 +206,8 @@ async fn wait_for_dataset(w: &World) -> Value {
 #[tokio::test]
 async fn a_hold_keeps_records_until_it_is_lifted() {
     let w = World::start();
-    w.events("1", &[interaction("a-1", "anna"), interaction("b-1", "bert"), rejected("a-1")]).await;
+    w.events("1", &[interaction("of-a-1-only", "anna"), interaction("of-b-1-only", "bert"), rejected("of-a-1-only")])
+        .await;
     let hold = w.call("PUT", "/v1/holds/case-7", json!({ "user_id": "anna", "reason": "court" })).await;
     assert_eq!(hold["subject_kind"], "user_key");
     let row = w.erase(json!({ "user_id": "anna" })).await;
@@ -218,7 +219,7 @@ async fn a_hold_keeps_records_until_it_is_lifted() {
     let row = w.ended(row["erasure_id"].as_str().unwrap()).await;
     assert_eq!((&row["state"], &row["receipt"]["rows"]["interactions"]), (&json!("done"), &json!(1)));
     assert_eq!(w.number("SELECT count(*) FROM interactions").await, 1);
-    assert_eq!(naming(&w.server, &["a-1"]), Vec::<PathBuf>::new());
+    assert_eq!(naming(&w.server, &["of-a-1-only"]), Vec::<PathBuf>::new());
     let bad = w.http.post(w.server.url("/v1/erasures")).bearer_auth(&w.admin);
     let bad = bad.json(&json!({ "user_id": "x", "user_key": "y", "reason": "r" })).send().await.unwrap();
     assert_eq!(bad.json::<Value>().await.unwrap()["code"], "bad_subject");

@@ -128,19 +128,23 @@ async fn a_device_is_erased_except_for_whom_a_hold_protects() {
     let dir = tempfile::tempdir().unwrap();
     let (phone, other) = (Device::new(1), Device::new(2));
     let lake = open(dir.path()).await;
-    phone.send(&lake, 1, at(0), vec![by("anna", "a-1", at(0)), by("bert", "b-1", at(0))]).await.unwrap();
-    phone.send(&lake, 2, at(1), vec![feedback("b-1", LabelKind::Rejected, at(1))]).await.unwrap();
-    other.send(&lake, 1, at(1), vec![answer("o-1", at(1)), by("anna", "a-2", at(1))]).await.unwrap();
+    phone
+        .send(&lake, 1, at(0), vec![by("anna", "of-a-1-only", at(0)), by("bert", "of-b-1-only", at(0))])
+        .await
+        .unwrap();
+    phone.send(&lake, 2, at(1), vec![feedback("of-b-1-only", LabelKind::Rejected, at(1))]).await.unwrap();
+    other.send(&lake, 1, at(1), vec![answer("of-o-1-only", at(1)), by("anna", "of-a-2-only", at(1))]).await.unwrap();
     let device = Subjects { installs: [phone.install.to_string()].into(), ..Subjects::default() };
     let done = erase(&lake, &device, &of("anna")).await;
     assert_eq!(done["interactions"], (1, 1), "bert's goes, anna's is held");
     assert_eq!(done["feedback"], (1, 0));
-    let left = "SELECT count(*) FROM interactions WHERE interaction_id IN ('a-1', 'a-2', 'o-1')";
+    let left =
+        "SELECT count(*) FROM interactions WHERE interaction_id IN ('of-a-1-only', 'of-a-2-only', 'of-o-1-only')";
     assert_eq!(number(&lake, &app(), left).await, 3);
-    assert_eq!(naming(dir.path(), &["b-1"]), Vec::<PathBuf>::new());
+    assert_eq!(naming(dir.path(), &["of-b-1-only"]), Vec::<PathBuf>::new());
     let done = erase(&lake, &device, &Subjects::default()).await;
     assert_eq!(done["interactions"], (1, 0), "the hold was lifted");
-    assert_eq!(naming(dir.path(), &["a-1", &phone.install.to_string()]), Vec::<PathBuf>::new());
+    assert_eq!(naming(dir.path(), &["of-a-1-only", &phone.install.to_string()]), Vec::<PathBuf>::new());
     assert_eq!(number(&lake, &app(), "SELECT count(*) FROM interactions").await, 2);
 }
 
