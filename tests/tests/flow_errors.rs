@@ -39,12 +39,13 @@ fn filled(route: &str, with: &str) -> String {
 
 /// Routes that ask for no credential.
 fn is_open(route: &str) -> bool {
-    ["/tuf/", "/healthz", "/readyz", "/metrics"].iter().any(|p| route.contains(p))
+    ["/tuf/", "/healthz", "/readyz", "GET /metrics"].iter().any(|p| route.contains(p))
 }
 
 /// Routes that devices call with the ingest key.
 fn is_device(route: &str) -> bool {
-    ["/v1/events", "/v1/feedback", "/v1/traces", "/v1/logs", "/v1/index/changes"].iter().any(|p| route.ends_with(p))
+    let paths = ["/v1/events", "/v1/feedback", "/v1/traces", "/v1/logs", "/v1/metrics", "/v1/index/changes"];
+    paths.iter().any(|p| route.ends_with(p))
 }
 
 /// A body that can be read, for the routes that take JSON.
@@ -304,7 +305,7 @@ async fn uploads_that_cannot_be_taken_are_explained() {
 #[tokio::test]
 async fn otlp_failures_are_a_status_in_the_encoding_of_the_request() {
     let api = Api::start();
-    for line in ["POST /v1/traces", "POST /v1/logs"] {
+    for line in ["POST /v1/traces", "POST /v1/logs", "POST /v1/metrics"] {
         // field 1 of google.rpc.Status is the gRPC code as a varint, field 2 the message
         for (who, body, status, code, word) in [
             ("", vec![], 401, 16, "no_ingest_key"),

@@ -69,8 +69,8 @@ impl SqlResult {
 }
 
 impl Lake {
-    /// Runs one SELECT for `app` over `interactions`, `feedback`, `device_events`, `dispositions`, `outcomes` and
-    /// `rejects`. It sees every acknowledged row exactly once.
+    /// Runs one SELECT for `app` over `interactions`, `feedback`, `device_events`, `dispositions`, `outcomes`, `rejects`
+    /// and `metrics`. It sees every acknowledged row exactly once.
     ///
     /// # Errors
     /// `Invalid` for anything but one valid SELECT over these views, `TooLarge` past the memory cap, `Unavailable`
@@ -171,7 +171,7 @@ fn refused(message: String) -> Error {
     Error::invalid(
         "bad_query",
         message,
-        "send one SELECT over interactions, feedback, device_events, dispositions, outcomes or rejects",
+        "send one SELECT over interactions, feedback, device_events, dispositions, outcomes, rejects or metrics",
     )
 }
 

@@ -146,9 +146,28 @@ impl Column for Vec<Text<'_>> {
     }
 }
 
+impl Column for Vec<Option<f64>> {
+    type Builder = ListBuilder<Float64Builder>;
+    const NULLABLE: bool = true;
+    fn data_type() -> DataType {
+        <Vec<f64> as Column>::data_type()
+    }
+    fn builder(rows: usize) -> Self::Builder {
+        <Vec<f64> as Column>::builder(rows)
+    }
+    fn append(&self, to: &mut Self::Builder) {
+        for v in self {
+            to.values().append_option(*v);
+        }
+        to.append(true);
+    }
+}
+
 lists! {
     i32 => Int32Builder, DataType::Int32;
+    i64 => Int64Builder, DataType::Int64;
     f32 => Float32Builder, DataType::Float32;
+    f64 => Float64Builder, DataType::Float64;
     bool => BooleanBuilder, DataType::Boolean;
 }
 

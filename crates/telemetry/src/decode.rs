@@ -5,7 +5,7 @@ use crate::column::{Day, Micros, Text};
 use crate::disposition::Kind;
 use crate::limits::Limits;
 use crate::mask::Masks;
-use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow, Table, TableRows};
+use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow, MetricRow, Table, TableRows};
 use crate::trust::Sender;
 use arrow::error::ArrowError;
 use chrono::{DateTime, Utc};
@@ -22,6 +22,8 @@ pub enum Endpoint {
     OtlpTraces,
     /// `/v1/logs`.
     OtlpLogs,
+    /// `/v1/metrics`.
+    OtlpMetrics,
 }
 
 impl Endpoint {
@@ -33,12 +35,13 @@ impl Endpoint {
             Self::Feedback => "feedback",
             Self::OtlpTraces => "otlp_traces",
             Self::OtlpLogs => "otlp_logs",
+            Self::OtlpMetrics => "otlp_metrics",
         }
     }
     /// Whether answers follow the OTLP/HTTP rules.
     #[must_use]
     pub fn is_otlp(self) -> bool {
-        matches!(self, Self::OtlpTraces | Self::OtlpLogs)
+        matches!(self, Self::OtlpTraces | Self::OtlpLogs | Self::OtlpMetrics)
     }
 }
 
@@ -75,6 +78,7 @@ pub struct Decoded<'a> {
     pub interactions: Vec<InteractionRow<'a>>,
     pub feedback: Vec<FeedbackRow<'a>>,
     pub device_events: Vec<DeviceEventRow<'a>>,
+    pub metrics: Vec<MetricRow<'a>>,
     pub quarantined: Vec<Quarantined>,
     /// Sequence number of an SDK batch.
     pub seq: Option<u64>,
@@ -90,15 +94,17 @@ impl Decoded<'_> {
     /// Items of the request, kept or not.
     #[must_use]
     pub fn items(&self) -> usize {
-        self.interactions.len() + self.feedback.len() + self.device_events.len() + self.quarantined.len()
+        let kept = self.interactions.len() + self.feedback.len() + self.device_events.len() + self.metrics.len();
+        kept + self.quarantined.len()
     }
     /// Items that will be stored, per kind.
     #[must_use]
-    pub fn stored(&self) -> [(Kind, u64); 3] {
+    pub fn stored(&self) -> [(Kind, u64); 4] {
         [
             (Kind::Interaction, self.interactions.len() as u64),
             (Kind::Feedback, self.feedback.len() as u64),
             (Kind::Device, self.device_events.len() as u64),
+            (Kind::Metric, self.metrics.len() as u64),
         ]
     }
     /// The rows as Arrow batches.
@@ -115,6 +121,9 @@ impl Decoded<'_> {
         }
         if !self.device_events.is_empty() {
             rows.set(Table::DeviceEvents, DeviceEventRow::encode(&self.device_events)?);
+        }
+        if !self.metrics.is_empty() {
+            rows.set(Table::Metrics, MetricRow::encode(&self.metrics)?);
         }
         Ok(rows)
     }
@@ -165,14 +174,19 @@ const SHORT: usize = 128;
 
 /// Text of a short field: control characters out, cut at 128 bytes on a character boundary.
 pub(crate) fn short(text: Text<'_>) -> Option<Text<'_>> {
+    bounded(text, SHORT)
+}
+
+/// Text without control characters, cut at `max` bytes on a character boundary.
+pub(crate) fn bounded(text: Text<'_>, max: usize) -> Option<Text<'_>> {
     // every control character is below 0x20, 0x7f, or begins with the byte 0xc2 (C1)
-    let clean = text.len() <= SHORT && !text.bytes().any(|b| b < 0x20 || b == 0x7f || b == 0xc2);
+    let clean = text.len() <= max && !text.bytes().any(|b| b < 0x20 || b == 0x7f || b == 0xc2);
     if clean {
         return (!text.is_empty()).then_some(text);
     }
     let mut out: String = text.chars().filter(|c| !c.is_control()).collect();
-    if out.len() > SHORT {
-        let cut = (0..=SHORT).rev().find(|i| out.is_char_boundary(*i)).unwrap_or(0);
+    if out.len() > max {
+        let cut = (0..=max).rev().find(|i| out.is_char_boundary(*i)).unwrap_or(0);
         out.truncate(cut);
     }
     (!out.is_empty()).then_some(out.into())

@@ -23,7 +23,7 @@ pub struct Prepared {
     pub(crate) key: BatchKey,
     pub(crate) rows: TableRows,
     /// Items that will be stored, by kind.
-    pub(crate) stored: [(Kind, u64); 3],
+    pub(crate) stored: [(Kind, u64); 4],
     /// Items that will not, by kind and reason.
     pub(crate) quarantined: Vec<(Kind, &'static str)>,
     /// Up to 10 reasons for people.

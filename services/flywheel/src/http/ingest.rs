@@ -1,4 +1,4 @@
-//! The intake: SDK events, feedback, OTLP traces and logs. A 200 means that every row is on disk.
+//! The intake: SDK events, feedback, OTLP traces, logs and metrics. A 200 means that every row is on disk.
 
 use super::auth::IngestApp;
 use super::error::{ApiError, ApiResult, RawBody, failed};
@@ -107,6 +107,11 @@ pub async fn traces(State(server): State<Arc<Server>>, request: Request) -> Resp
 /// `POST /v1/logs`.
 pub async fn logs(State(server): State<Arc<Server>>, request: Request) -> Response {
     otlp(&server, Endpoint::OtlpLogs, request).await
+}
+
+/// `POST /v1/metrics`.
+pub async fn metrics(State(server): State<Arc<Server>>, request: Request) -> Response {
+    otlp(&server, Endpoint::OtlpMetrics, request).await
 }
 
 /// One OTLP export, answered in the encoding of the request: the export response with `partial_success` when records

@@ -42,6 +42,7 @@ pub fn router(server: Arc<Server>) -> Router {
         .route("/v1/feedback", post(ingest::feedback))
         .route("/v1/traces", post(ingest::traces))
         .route("/v1/logs", post(ingest::logs))
+        .route("/v1/metrics", post(ingest::metrics))
         .layer(DefaultBodyLimit::max(server.config.ingest.max_body_bytes));
     let upload = Router::new().route("/v1/models", post(candidates::upload)).layer(DefaultBodyLimit::disable());
     Router::new()
