@@ -21,6 +21,7 @@ mod table;
 mod tail;
 mod threads;
 mod versions;
+mod views;
 
 pub use config::LakeConfig;
 pub use error::LakeError;
@@ -32,3 +33,4 @@ pub use replay::ReplayProgress;
 pub use sql::{SqlLimits, SqlResult};
 pub use tail::{Tail, TailRows};
 pub use versions::Versions;
+pub use views::{BuiltInView, QueryScope, SavedView, ViewColumn, built_in};

@@ -2,7 +2,7 @@
 
 use crate::error::LakeError;
 use crate::lake::{Inner, Lake};
-use crate::provider::{Scope, session};
+use crate::views::{self, QueryScope};
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::config::Dialect;
@@ -13,8 +13,7 @@ use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::execute_stream;
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
-use flywheel_telemetry::Table;
-use flywheel_types::{AppId, Error, ErrorKind};
+use flywheel_types::{Error, ErrorKind};
 use futures::StreamExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,20 +68,22 @@ impl SqlResult {
 }
 
 impl Lake {
-    /// Runs one SELECT for `app` over `interactions`, `feedback`, `device_events`, `dispositions`, `outcomes`, `rejects`
-    /// and `metrics`. It sees every acknowledged row exactly once.
+    /// Runs one SELECT for an app over `interactions`, `feedback`, `device_events`, `dispositions`, `outcomes`, `rejects`
+    /// and `metrics`, the built-in views and the saved ones of `scope` (an `&AppId` alone brings none, and no `now()`). It sees
+    /// every acknowledged row exactly once.
     ///
     /// # Errors
     /// `Invalid` for anything but one valid SELECT over these views, `TooLarge` past the memory cap, `Unavailable`
     /// past the time-out.
-    pub async fn sql(&self, app: &AppId, query: &str, limits: &SqlLimits) -> Result<SqlResult, Error> {
+    pub async fn sql(&self, scope: impl Into<QueryScope>, query: &str, limits: &SqlLimits) -> Result<SqlResult, Error> {
         if query.len() > limits.max_text {
             return Err(refused(format!("the query is {} bytes long, {} is the limit", query.len(), limits.max_text)));
         }
         self.inner.replay.ready(self.inner.buffers.bytes())?;
-        let (inner, app, query, caps) = (Arc::clone(&self.inner), app.clone(), query.to_owned(), *limits);
+        let (inner, scope, query, caps) = (Arc::clone(&self.inner), scope.into(), query.to_owned(), *limits);
         let run = async move {
-            let state = session(&inner, &app, Scope::Now, &Table::ALL).await?;
+            let state = views::open(&inner, &scope).await?;
+            views::add(&state, &query, &scope.views).await?;
             collect(&state, &query, &caps).await
         };
         guarded(&self.inner, limits.timeout, run).await
@@ -91,11 +92,11 @@ impl Lake {
 
 /// Runs a query of a person on the threads for queries, in one of their slots; cancels it when its time is over or its
 /// caller gives up.
-pub(crate) async fn guarded(
+pub(crate) async fn guarded<T: Send + 'static>(
     inner: &Inner,
     timeout: Duration,
-    query: impl Future<Output = Result<SqlResult, Error>> + Send + 'static,
-) -> Result<SqlResult, Error> {
+    query: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
     let run = async {
         let slot = Arc::clone(&inner.queries.slots).acquire_owned().await.map_err(Error::internal)?;
         let threads = inner.queries.handle().ok_or_else(|| Error::internal("the lake is closing"))?;
@@ -150,9 +151,14 @@ pub(crate) async fn collect(state: &SessionState, query: &str, limits: &SqlLimit
     Ok(out)
 }
 
+/// Parses one statement.
+pub(crate) fn statement(state: &SessionState, query: &str) -> Result<Statement, Error> {
+    state.sql_to_statement(query, &Dialect::Generic).map_err(|e| plan_error(&e))
+}
+
 /// Parses and plans; refuses everything but one SELECT before anything runs.
-async fn plan(state: &SessionState, query: &str) -> Result<LogicalPlan, Error> {
-    let statement = state.sql_to_statement(query, &Dialect::Generic).map_err(|e| plan_error(&e))?;
+pub(crate) async fn plan(state: &SessionState, query: &str) -> Result<LogicalPlan, Error> {
+    let statement = statement(state, query)?;
     let is_query = matches!(&statement, Statement::Statement(s) if matches!(**s, SqlStatement::Query(_)));
     if !is_query {
         return Err(refused("only SELECT is allowed".to_owned()));
@@ -171,12 +177,12 @@ fn refused(message: String) -> Error {
     Error::invalid(
         "bad_query",
         message,
-        "send one SELECT over interactions, feedback, device_events, dispositions, outcomes, rejects or metrics",
+        "send one SELECT over interactions, feedback, device_events, dispositions, outcomes, rejects, metrics or views",
     )
 }
 
 /// Planning errors speak of the query only.
-fn plan_error(e: &DataFusionError) -> Error {
+pub(crate) fn plan_error(e: &DataFusionError) -> Error {
     refused(e.strip_backtrace().chars().take(500).collect())
 }
 

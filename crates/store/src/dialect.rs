@@ -102,10 +102,12 @@ impl Backend {
             Self::Sqlite => &[
                 (1, "control", include_str!("../../../migrations/sqlite/0001_control.sql")),
                 (2, "ingest_quota", include_str!("../../../migrations/sqlite/0002_ingest_quota.sql")),
+                (3, "saved_views", include_str!("../../../migrations/sqlite/0003_saved_views.sql")),
             ],
             Self::Postgres => &[
                 (1, "control", include_str!("../../../migrations/postgres/0001_control.sql")),
                 (2, "ingest_quota", include_str!("../../../migrations/postgres/0002_ingest_quota.sql")),
+                (3, "saved_views", include_str!("../../../migrations/postgres/0003_saved_views.sql")),
             ],
         }
     }

@@ -10,7 +10,7 @@ use crate::metrics::Metrics;
 use crate::objects::Objects;
 use anyhow::{Context, Result};
 use chrono::{DateTime, Utc};
-use flywheel_lake::Lake;
+use flywheel_lake::{Lake, QueryScope, SavedView};
 use flywheel_store::secret::Secret;
 use flywheel_store::{Store, Tx};
 use flywheel_types::clock::SystemClock;
@@ -98,6 +98,16 @@ impl Server {
     /// `Unavailable` when the database is busy or gone.
     pub async fn begin(&self) -> Result<Tx, Error> {
         Ok(self.store.begin(self.now()).await?)
+    }
+
+    /// What a query of somebody of `app` sees: its rows, its saved views, and the business time.
+    ///
+    /// # Errors
+    /// `Unavailable` when the database is busy or gone.
+    pub async fn query_scope(&self, app: &AppId) -> Result<QueryScope, Error> {
+        let rows = self.store.view_list(app).await?;
+        let views = rows.into_iter().map(|v| SavedView { name: v.name, query: v.query }).collect();
+        Ok(QueryScope { app: app.clone(), now: Some(self.now()), views })
     }
 
     /// The app behind an ingest key.

@@ -21,6 +21,7 @@ mod outbox;
 mod rollouts;
 mod schema;
 mod tenants;
+mod views;
 
 /// What a test gets: a migrated store, its lease clock and an app.
 pub struct World {

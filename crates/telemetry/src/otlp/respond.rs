@@ -15,7 +15,7 @@ pub fn success(endpoint: Endpoint, encoding: Encoding, ack: &IngestAckV1) -> Vec
             let name = match endpoint {
                 Endpoint::OtlpTraces => "rejectedSpans",
                 Endpoint::OtlpMetrics => "rejectedDataPoints",
-                _ => "rejectedLogRecords",
+                Endpoint::OtlpLogs | Endpoint::Events | Endpoint::Feedback => "rejectedLogRecords",
             };
             let body = if ack.quarantined == 0 {
                 // OTLP 1.x, "Full Success": the server must leave the field unset

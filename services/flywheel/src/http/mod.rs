@@ -24,11 +24,12 @@ pub mod signer;
 pub mod sql;
 pub mod tail;
 pub mod tuf;
+pub mod views;
 
 use crate::server::Server;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use std::sync::Arc;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -95,6 +96,8 @@ fn operations() -> Router<Arc<Server>> {
         .route("/v1/audit/verify", get(audit::verify))
         .route("/v1/sql", post(sql::query))
         .route("/v1/tail", get(tail::watch))
+        .route("/v1/views", get(views::list))
+        .route("/v1/views/{name}", put(views::put).delete(views::delete))
         .route("/v1/clock", post(clock::advance).get(clock::now))
         .route("/v1/signer/work", get(signer::work))
         .route("/v1/signer/decisions", post(signer::decide))
@@ -114,7 +117,7 @@ mod tests {
         for piece in include_str!("mod.rs").split(".route(\"").skip(1) {
             let (path, rest) = piece.split_once('"').unwrap();
             let handlers = rest.split("))").next().unwrap();
-            for (call, method) in [("get(", "GET"), ("post(", "POST"), ("put(", "PUT")] {
+            for (call, method) in [("get(", "GET"), ("post(", "POST"), ("put(", "PUT"), ("delete(", "DELETE")] {
                 if handlers.contains(&format!(" {call}")) || handlers.contains(&format!(".{call}")) {
                     found.insert(format!("{method} {path}"));
                 }

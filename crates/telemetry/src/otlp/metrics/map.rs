@@ -75,7 +75,7 @@ impl<'c, 'a> Mapper<'c, 'a> {
         let (mut token_type, mut error_type) = (None, None);
         for (place, (key, value)) in resource.iter().chain(&point.attributes).enumerate() {
             match self.names.find(place, key) {
-                Some(field) if COLUMNS.contains(&key.as_ref()) => d.put(field, value),
+                Some(field) if COLUMNS.contains(&&**key) => d.put(field, value),
                 _ if key == "gen_ai.token.type" => token_type = word(value),
                 _ if key == "error.type" => error_type = word(value),
                 _ => d.extra(self.ctx, key, value),
