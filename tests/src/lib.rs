@@ -81,6 +81,14 @@ impl Server {
         format!("http://127.0.0.1:{}{path}", self.port)
     }
 
+    /// One command of the binary with this server's configuration; its output.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        run(self.dir.path(), arguments)
+    }
+
     /// A token of a role for the app `shop`.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! `cargo xtask bench NAME [--json FILE]`: runs a benchmark program of the crate it measures.
 
+mod cancel;
 mod ingest;
 mod jobs;
 mod restart;
@@ -24,6 +25,7 @@ struct Bench {
 const BENCHES: &[Bench] = &[
     Bench { name: "ingest", package: "flywheel-tests", example: "otlp_load", drive: Some(ingest::drive) },
     Bench { name: "restart", package: "flywheel-tests", example: "otlp_load", drive: Some(restart::drive) },
+    Bench { name: "cancel", package: "flywheel-tests", example: "otlp_load", drive: Some(cancel::drive) },
     Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
 ];
 

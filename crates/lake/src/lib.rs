@@ -7,6 +7,8 @@
 //! the filter sits in the table provider.
 
 mod append;
+mod cancel;
+pub mod catalogue;
 mod committer;
 mod config;
 mod error;
@@ -14,6 +16,7 @@ mod export;
 mod lake;
 mod maintain;
 mod provider;
+mod query;
 pub mod read;
 mod replay;
 mod sql;
@@ -22,13 +25,16 @@ mod tail;
 mod threads;
 mod versions;
 
+pub use arrow::array::RecordBatch;
+pub use arrow::datatypes::SchemaRef;
 pub use config::LakeConfig;
 pub use error::LakeError;
 pub use export::Format;
 pub use flywheel_telemetry::Table;
 pub use lake::Lake;
 pub use maintain::{CompactReport, VacuumReport};
+pub use query::SqlStream;
 pub use replay::ReplayProgress;
-pub use sql::{SqlLimits, SqlResult};
+pub use sql::{QueryLoad, SqlLimits, SqlResult};
 pub use tail::{Tail, TailRows};
 pub use versions::Versions;

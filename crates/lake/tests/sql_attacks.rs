@@ -93,6 +93,17 @@ async fn nothing_but_the_views_exists() {
         "WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT * FROM t".into(),
         "SELECT read_file('/etc/passwd')".into(),
         "SELECT getenv('HOME')".into(),
+        // one call of these can take gigabytes or minutes
+        "SELECT repeat('x', 2000000000)".into(),
+        "SELECT lpad('x', 2000000000), rpad('x', 2000000000)".into(),
+        "SELECT range(0, 10000000000)".into(),
+        "SELECT unnest(generate_series(0, 10000000000))".into(),
+        "SELECT array_repeat(1, 2000000000)".into(),
+        "SELECT list_repeat(1, 2000000000), list_resize([1], 2000000000)".into(),
+        "SELECT levenshtein(question_text, answer_text) FROM interactions".into(),
+        "SELECT array_agg(answer_text) OVER (ORDER BY received_at) FROM interactions".into(),
+        "SELECT * FROM (SELECT string_agg(answer_text, ',') OVER (PARTITION BY trust) AS s FROM interactions)".into(),
+        "SELECT * FROM interactions WHERE interaction_id = $1".into(),
     ] {
         let e = lake.sql(&app(), &query, &SqlLimits::default()).await.err();
         assert_eq!(e.as_ref().map(|e| e.kind), Some(ErrorKind::Invalid), "{query}: {e:?}");

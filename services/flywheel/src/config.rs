@@ -23,6 +23,7 @@ pub struct Config {
     pub clock: ClockConfig,
     pub worker: WorkerConfig,
     pub ingest: IngestConfig,
+    pub flight: Option<FlightConfig>,
     pub mail: Option<MailConfig>,
     pub models: ModelsConfig,
 }
@@ -71,6 +72,33 @@ pub struct IngestConfig {
     pub masks: Masks,
 }
 
+/// Arrow Flight SQL, and what one of its queries may take.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlightConfig {
+    /// Address of the gRPC server.
+    pub listen: SocketAddr,
+    /// Longest time of one query, reading included, seconds.
+    #[serde(default = "flight_timeout")]
+    pub timeout_s: u64,
+    /// Rows of one result.
+    #[serde(default = "flight_rows")]
+    pub max_rows: usize,
+    /// Arrow memory of one result, bytes; it is streamed, never held as a whole.
+    #[serde(default = "flight_bytes")]
+    pub max_bytes: usize,
+}
+
+fn flight_timeout() -> u64 {
+    60
+}
+fn flight_rows() -> usize {
+    1_000_000
+}
+fn flight_bytes() -> usize {
+    256 << 20
+}
+
 /// Where mail goes.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -108,6 +136,7 @@ impl Default for Config {
             clock: ClockConfig::System { tick_s: 60 },
             worker: WorkerConfig::default(),
             ingest: IngestConfig::default(),
+            flight: None,
             mail: None,
             models: ModelsConfig::default(),
         }
@@ -162,6 +191,11 @@ impl Config {
             && !(url.starts_with("sqlite:") || url.starts_with("postgres"))
         {
             bail!("database_url must begin with sqlite: or postgres:");
+        }
+        if let Some(f) = &self.flight
+            && (f.timeout_s == 0 || f.max_rows == 0 || f.max_bytes == 0)
+        {
+            bail!("a limit of [flight] is 0: no query could answer; leave the key out for its default");
         }
         if let Some(m) = &self.mail
             && m.to.is_empty()
