@@ -22,6 +22,8 @@ pub enum Endpoint {
     OtlpTraces,
     /// `/v1/logs`.
     OtlpLogs,
+    /// Files of history (`/v1/imports`).
+    Import,
 }
 
 impl Endpoint {
@@ -33,6 +35,7 @@ impl Endpoint {
             Self::Feedback => "feedback",
             Self::OtlpTraces => "otlp_traces",
             Self::OtlpLogs => "otlp_logs",
+            Self::Import => "import",
         }
     }
     /// Whether answers follow the OTLP/HTTP rules.
@@ -123,8 +126,8 @@ impl Decoded<'_> {
 /// Drift below this is left alone: correcting small drifts makes data worse (the 55-minute minimum of Sentry Relay).
 const MIN_DRIFT_US: i64 = 55 * 60 * 1_000_000;
 /// Device times before this are a phone whose clock was never set (2015-01-01).
-const SANE_FROM_US: i64 = 1_420_070_400_000_000;
-const DAY_US: i64 = 86_400_000_000;
+pub(crate) const SANE_FROM_US: i64 = 1_420_070_400_000_000;
+pub(crate) const DAY_US: i64 = 86_400_000_000;
 
 /// The stamps of one record.
 #[derive(Debug, Clone, Copy)]

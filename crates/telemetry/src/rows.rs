@@ -5,7 +5,7 @@
 //! an old partition). Times are UTC microseconds. Numbers that were NaN or infinite on the wire are NULL and counted
 //! in `nonfinite_fields`.
 
-use crate::column::{Attrs, Column, Day, Micros, Text};
+use crate::column::{Attrs, Column, Day, Micros, Readable, Text};
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
@@ -95,6 +95,15 @@ macro_rules! table {
                 }),+];
                 RecordBatch::try_new(Self::schema(), columns)
             }
+            /// One row of a batch that has the columns of the schema in order; what is NULL and may not be is the default.
+            #[must_use]
+            pub fn read<'r>(rows: &'r RecordBatch, row: usize) -> Self
+            where
+                $($ty: Readable<'r>),+
+            {
+                let mut columns = rows.columns().iter();
+                Self { $($field: columns.next().map(|c| <$ty as Readable<'r>>::read(c.as_ref(), row)).unwrap_or_default()),+ }
+            }
         }
     };
 }
@@ -112,7 +121,7 @@ table! {
         /// the receipt when the device clock is absurd.
         occurred_at: Micros,
         sent_at: Option<Micros>,
-        /// `events`, `feedback`, `otlp_traces` or `otlp_logs`.
+        /// `events`, `feedback`, `otlp_traces`, `otlp_logs` or `import`.
         source: Text<'a>,
         /// Trust class word.
         trust: Text<'a>,

@@ -62,7 +62,10 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
         }
     };
     let mut rows = decoded.encode().map_err(Error::internal)?;
-    rows.set(Table::Rejects, RejectRow::encode(&rejects(&ctx, &decoded)).map_err(Error::internal)?);
+    rows.set(
+        Table::Rejects,
+        RejectRow::encode(&rejects(&ctx, &decoded.quarantined, REJECTS)).map_err(Error::internal)?,
+    );
     Ok(Prepared {
         app: request.app.clone(),
         endpoint: request.endpoint,
@@ -79,12 +82,12 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
 }
 
 /// Records of a request that are shown in `rejects`.
-const REJECTS: usize = 100;
+pub(crate) const REJECTS: usize = 100;
 /// Bytes of a detail.
 const DETAIL: usize = 512;
 
-/// What was wrong with the records that are not stored.
-fn rejects<'a>(ctx: &Context<'a>, decoded: &'a Decoded<'_>) -> Vec<RejectRow<'a>> {
+/// What was wrong with up to `limit` of the records that are not stored.
+pub(crate) fn rejects<'a>(ctx: &Context<'a>, quarantined: &'a [Quarantined], limit: usize) -> Vec<RejectRow<'a>> {
     let at = Micros::from(ctx.now);
     let install = ctx.sender.install.map(|i| i.to_string());
     let row = |q: &'a Quarantined| {
@@ -101,7 +104,7 @@ fn rejects<'a>(ctx: &Context<'a>, decoded: &'a Decoded<'_>) -> Vec<RejectRow<'a>
             detail: ctx.masks.apply(q.detail[..cut].into()),
         }
     };
-    decoded.quarantined.iter().take(REJECTS).map(row).collect()
+    quarantined.iter().take(limit).map(row).collect()
 }
 
 fn decode<'a>(ctx: &Context<'a>, content_type: Option<&str>, body: &'a [u8]) -> Result<Decoded<'a>, Error> {
