@@ -7,7 +7,7 @@ use arrow::datatypes::SchemaRef;
 use deltalake::DeltaTable;
 use deltalake::kernel::scalars::ScalarExt;
 use deltalake::kernel::transaction::{CommitBuilder, CommitProperties};
-use deltalake::kernel::{Action, Transaction};
+use deltalake::kernel::{Action, Add, Transaction};
 use deltalake::parquet::basic::{Compression, ZstdLevel};
 use deltalake::parquet::file::properties::{EnabledStatistics, WriterProperties};
 use deltalake::protocol::{DeltaOperation, SaveMode};
@@ -41,6 +41,8 @@ pub(crate) struct Append {
     writer: RecordBatchWriter,
     /// Columns of a file, which are those of the table without the partitions.
     file_schema: SchemaRef,
+    /// Files that are closed already.
+    closed: Vec<Add>,
 }
 
 impl Append {
@@ -51,7 +53,7 @@ impl Append {
         let schema = writer.arrow_schema();
         let fields = schema.fields().iter().filter(|f| !PARTITIONS.contains(&f.name().as_str())).cloned();
         let file_schema = Arc::new(arrow::datatypes::Schema::new(fields.collect::<Vec<_>>()));
-        Ok(Self { writer, file_schema })
+        Ok(Self { writer, file_schema, closed: Vec::new() })
     }
 
     /// Writes rows of the table's schema.
@@ -75,23 +77,47 @@ impl Append {
         Ok(())
     }
 
-    /// Closes the files and commits them. Answers the new state of the table.
-    pub async fn commit(mut self, mut delta: DeltaTable, writer_id: &str, seq: u64) -> Result<DeltaTable, LakeError> {
-        let version = i64::try_from(seq).map_err(|_| LakeError::Unexpected(format!("sequence number {seq}")))?;
-        let files = self.writer.flush().await?;
-        let properties = CommitProperties::default().with_application_transaction(Transaction::new(writer_id, version));
-        let operation = DeltaOperation::Write {
-            mode: SaveMode::Append,
-            partition_by: Some(PARTITIONS.map(str::to_owned).to_vec()),
-            predicate: None,
-        };
-        let finalized = CommitBuilder::from(properties)
-            .with_actions(files.into_iter().map(Action::Add).collect())
-            .build(Some(delta.snapshot()?), delta.log_store(), operation)
-            .await?;
-        delta.state = Some(finalized.snapshot());
-        Ok(delta)
+    /// Closes the files that are open: what they hold in memory is free afterwards.
+    pub async fn close(&mut self) -> Result<(), LakeError> {
+        self.closed.extend(self.writer.flush().await?);
+        Ok(())
     }
+
+    /// Closes the files; [`commit`] makes them part of the table.
+    pub async fn finish(mut self) -> Result<Vec<Add>, LakeError> {
+        self.close().await?;
+        Ok(self.closed)
+    }
+
+    /// Closes the files and commits them. Answers the new state of the table.
+    pub async fn commit(self, delta: DeltaTable, writer_id: &str, seq: u64) -> Result<DeltaTable, LakeError> {
+        commit(delta, self.finish().await?, &[(writer_id, seq)]).await
+    }
+}
+
+/// Adds `files` to the table together with transactions `(writer_id, seq)`. Answers the new state of the table.
+pub(crate) async fn commit(
+    mut delta: DeltaTable,
+    files: Vec<Add>,
+    marks: &[(&str, u64)],
+) -> Result<DeltaTable, LakeError> {
+    let transaction = |(writer_id, seq): &(&str, u64)| {
+        let version = i64::try_from(*seq).map_err(|_| LakeError::Unexpected(format!("sequence number {seq}")))?;
+        Ok(Transaction::new(*writer_id, version))
+    };
+    let marks = marks.iter().map(transaction).collect::<Result<Vec<_>, LakeError>>()?;
+    let properties = CommitProperties::default().with_application_transactions(marks);
+    let operation = DeltaOperation::Write {
+        mode: SaveMode::Append,
+        partition_by: Some(PARTITIONS.map(str::to_owned).to_vec()),
+        predicate: None,
+    };
+    let finalized = CommitBuilder::from(properties)
+        .with_actions(files.into_iter().map(Action::Add).collect())
+        .build(Some(delta.snapshot()?), delta.log_store(), operation)
+        .await?;
+    delta.state = Some(finalized.snapshot());
+    Ok(delta)
 }
 
 fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, LakeError> {

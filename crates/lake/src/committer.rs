@@ -38,12 +38,18 @@ async fn release(inner: &Inner) -> Result<(), LakeError> {
     }
     // before the sync: a commit that comes in meanwhile is not on disk yet
     let covered = Table::INGESTED.into_iter().map(|t| inner.table(t).committed()).min().unwrap_or(0);
+    sync(inner)?;
+    inner.ingestor.release(covered).await.map_err(|e| LakeError::Unexpected(e.to_string()))?;
+    Ok(())
+}
+
+/// Forces a local lake to disk.
+pub(crate) fn sync(inner: &Inner) -> Result<(), LakeError> {
     if inner.config.store.is_none()
         && let Ok(path) = inner.config.root.to_file_path()
     {
         sync_files(&path).map_err(|source| LakeError::Io { what: "cannot sync the tables".to_owned(), source })?;
     }
-    inner.ingestor.release(covered).await.map_err(|e| LakeError::Unexpected(e.to_string()))?;
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use crate::config::LakeConfig;
 use crate::error::LakeError;
 use crate::replay::{ReplayProgress, ReplayState};
 use crate::table::LakeTable;
-use crate::threads::Threads;
+use crate::threads::{Priority, Threads};
 use crate::versions::Versions;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use flywheel_telemetry::{Buffers, Ingestor, Recovery, Table};
@@ -22,6 +22,8 @@ pub(crate) struct Inner {
     pub queries: Threads,
     /// Commits and compactions.
     pub upkeep: Threads,
+    /// Imports: they take what the others leave.
+    pub imports: Threads,
     /// Small files are being joined.
     pub tidying: AtomicBool,
     pub replay: ReplayState,
@@ -75,10 +77,13 @@ impl Lake {
         let ingestor = Arc::new(recovery.start(config.ingest.clone(), highest)?);
         let runtime = RuntimeEnvBuilder::new().with_memory_limit(config.query_memory_bytes, 1.0).build_arc()?;
         let interval = config.commit_interval;
-        let (queries, upkeep) = (Threads::start("query", QUERIES_AT_ONCE)?, Threads::start("upkeep", 1)?);
+        let queries = Threads::start("query", QUERIES_AT_ONCE, Priority::Normal)?;
+        let upkeep = Threads::start("upkeep", 1, Priority::Normal)?;
+        let imports = Threads::start("import", 1, Priority::BehindIntake)?;
         let tidying = AtomicBool::new(false);
         let replay = ReplayState::new(bytes, config.replay_bytes);
-        let inner = Arc::new(Inner { config, tables, ingestor, buffers, runtime, queries, upkeep, tidying, replay });
+        let inner =
+            Arc::new(Inner { config, tables, ingestor, buffers, runtime, queries, upkeep, imports, tidying, replay });
         let committer = tokio::spawn(committer::run(Arc::downgrade(&inner), interval));
         Ok(Self { inner, committer })
     }

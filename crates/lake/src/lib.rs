@@ -11,6 +11,7 @@ mod committer;
 mod config;
 mod error;
 mod export;
+pub mod import;
 mod lake;
 mod maintain;
 mod provider;
