@@ -1,5 +1,7 @@
 //! Harness of the whole-flow tests: the real `flywheel` binary in a temporary folder, spoken to over HTTP only.
 
+pub mod bucket;
+
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::net::TcpListener;
@@ -14,15 +16,20 @@ pub const MAX_UPLOAD: usize = 64 << 10;
 pub struct Server {
     child: Child,
     arguments: Vec<String>,
+    /// Words before the program: what starts it.
+    launcher: Vec<String>,
     dir: tempfile::TempDir,
     port: u16,
 }
 
-/// The binary beside the test programs. `cargo xtask test` builds it first.
+/// The binary beside the test programs, or the one that `FLYWHEEL_BINARY` names. `cargo xtask test` builds it first.
 ///
 /// # Errors
 /// When it is not there.
 pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("FLYWHEEL_BINARY") {
+        return Ok(path.into());
+    }
     let here = std::env::current_exe()?;
     let found = here.ancestors().map(|d| d.join("flywheel")).find(|p| p.is_file());
     found.context("the `flywheel` binary is not built: run `cargo build --workspace --bins`")
@@ -42,6 +49,14 @@ impl Server {
     /// # Errors
     /// As [`Self::start`].
     pub fn with_config(arguments: &[&str], lines: &str) -> Result<Self> {
+        Self::with_launcher(arguments, lines, Vec::new())
+    }
+
+    /// As [`Self::with_config`], started by another program (`env`, a shell) that becomes it.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn with_launcher(arguments: &[&str], lines: &str, launcher: Vec<String>) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let config = format!(
@@ -56,8 +71,8 @@ impl Server {
         let offline = dir.path().join("offline");
         run(dir.path(), &["keys", "init", "--app", "shop", "--offline-dir", &offline.to_string_lossy()])?;
         let arguments: Vec<String> = arguments.iter().map(|a| a.replace("{config}", &path.to_string_lossy())).collect();
-        let child = spawn(dir.path(), &arguments)?;
-        let mut server = Self { child, arguments, dir, port };
+        let child = spawn(dir.path(), &arguments, &launcher)?;
+        let mut server = Self { child, arguments, launcher, dir, port };
         server.wait()?;
         Ok(server)
     }
@@ -79,6 +94,14 @@ impl Server {
     /// Address of a path.
     pub fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.port)
+    }
+
+    /// One command of the binary with this server's configuration; its output.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        run(self.dir.path(), arguments)
     }
 
     /// A token of a role for the app `shop`.
@@ -131,7 +154,7 @@ impl Server {
     /// # Errors
     /// When it does not come back.
     pub fn restart(&mut self) -> Result<()> {
-        self.child = spawn(self.dir.path(), &self.arguments)?;
+        self.child = spawn(self.dir.path(), &self.arguments, &self.launcher)?;
         self.wait()
     }
 
@@ -164,9 +187,18 @@ impl Drop for Server {
     }
 }
 
-fn spawn(dir: &Path, arguments: &[String]) -> Result<Child> {
+fn spawn(dir: &Path, arguments: &[String], launcher: &[String]) -> Result<Child> {
     let log = fs::File::create(dir.join("log"))?;
-    Ok(Command::new(binary()?).args(arguments).stdout(Stdio::null()).stderr(log).spawn()?)
+    let program = binary()?;
+    let mut command = match launcher.split_first() {
+        None => Command::new(program),
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+    };
+    Ok(command.args(arguments).stdout(Stdio::null()).stderr(log).spawn()?)
 }
 
 /// Runs one command of the binary with the folder's configuration; answers its output.

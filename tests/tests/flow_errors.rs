@@ -63,6 +63,7 @@ fn readable(route: &str) -> Option<Value> {
         }
         "PUT /v1/settings" => json!({ "version": 1, "settings": {} }),
         "PUT /v1/schedules" => json!({ "name": "n", "kind": "compact", "expr": "0 3 * * *" }),
+        "POST /v1/imports" => json!({ "source": "file:///srv/history/" }),
         "POST /v1/sql" => json!({ "query": "SELECT 1" }),
         "POST /v1/clock" => json!({ "now": "2026-03-02T00:00:00Z" }),
         "POST /v1/signer/decisions" => json!({ "manifest": ZERO, "by": "b", "reason": "r", "catalog": null }),
@@ -248,6 +249,10 @@ fn invalid() -> Vec<(&'static str, Value, &'static str)> {
         ("PUT /v1/schedules", schedule("a/b", "compact", "0 3 * * *"), "bad_schedule_name"),
         ("PUT /v1/schedules", schedule("n", "compakt", "0 3 * * *"), "unknown_job_kind"),
         ("PUT /v1/schedules", schedule("n", "compact", "0 25 * * *"), "bad_cron"),
+        ("POST /v1/imports", json!({ "source": "history" }), "bad_import_source"),
+        ("POST /v1/imports", json!({ "source": "https://example.com/x" }), "bad_import_source"),
+        ("POST /v1/imports", json!({ "source": "file:///srv/history", "table": "outcomes" }), "bad_import_table"),
+        ("POST /v1/imports", json!({ "source": "file:///srv/history", "format": "csv" }), "bad_json"),
         ("POST /v1/sql", json!({ "query": "DROP TABLE interactions" }), "bad_query"),
         ("POST /v1/clock", json!({ "now": "2000-01-01T00:00:00Z" }), "time_goes_forward"),
     ]
@@ -262,6 +267,9 @@ async fn what_is_unknown_or_wrong_is_named() {
     for (line, body, code) in invalid() {
         expect(line, api.send("admin", line, &body), 400, code).await;
     }
+    let elsewhere = json!({ "source": "file:///etc/" });
+    expect("a foreign folder", api.send("admin", "POST /v1/imports", &elsewhere), 403, "import_source_not_allowed")
+        .await;
     let stale = json!({ "version": 99, "settings": {} });
     expect("stale settings", api.send("admin", "PUT /v1/settings", &stale), 409, "settings_changed").await;
     let range = api.ask("", "GET /tuf/shop/metadata/timestamp.json").header("range", "bytes=999999-");

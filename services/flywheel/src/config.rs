@@ -23,6 +23,7 @@ pub struct Config {
     pub clock: ClockConfig,
     pub worker: WorkerConfig,
     pub ingest: IngestConfig,
+    pub import: ImportConfig,
     pub mail: Option<MailConfig>,
     pub models: ModelsConfig,
 }
@@ -71,6 +72,14 @@ pub struct IngestConfig {
     pub masks: Masks,
 }
 
+/// History from files.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ImportConfig {
+    /// Folders and prefixes of buckets that may be imported from, as URLs; nothing when empty.
+    pub sources: Vec<String>,
+}
+
 /// Where mail goes.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -108,6 +117,7 @@ impl Default for Config {
             clock: ClockConfig::System { tick_s: 60 },
             worker: WorkerConfig::default(),
             ingest: IngestConfig::default(),
+            import: ImportConfig::default(),
             mail: None,
             models: ModelsConfig::default(),
         }
@@ -168,6 +178,10 @@ impl Config {
         {
             bail!("mail.to is empty: name at least one recipient or remove [mail]");
         }
+        for source in &self.import.sources {
+            flywheel_lake::import::check(source, std::slice::from_ref(source))
+                .map_err(|e| anyhow::anyhow!("import.sources: {}: {}", e.message, e.hint))?;
+        }
         Ok(())
     }
 
@@ -212,6 +226,18 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/flywheel.toml");
         let config = Config::load(Some(&path)).unwrap();
         assert!(config.worker.embedded);
+    }
+
+    #[test]
+    fn a_source_that_is_no_folder_or_bucket_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (source, fits) in [("file:///srv/history/", true), ("s3://bucket/x", true), ("/srv/history", false)] {
+            std::fs::write(file.path(), format!("[import]\nsources = [\"{source}\"]\n")).unwrap();
+            let loaded = Config::load(Some(file.path()));
+            assert_eq!(loaded.is_ok(), fits, "{source}: {loaded:?}");
+        }
+        let e = format!("{:#}", Config::load(Some(file.path())).unwrap_err());
+        assert!(e.contains("import.sources") && e.contains("/srv/history"), "{e}");
     }
 
     #[test]

@@ -63,6 +63,7 @@ async fn run(command: Command) -> Result<()> {
         }
         Command::Api(a) => cli::api::call(a).await,
         Command::Sql(a) => cli::sql::run(a).await,
+        Command::Import(a) => cli::import::run(a).await,
         Command::Model(m) => tokio::task::spawn_blocking(move || cli::model::run(m)).await?,
     }
 }

@@ -11,6 +11,7 @@ pub mod error;
 pub mod eval_sets;
 pub mod findings;
 pub mod health;
+pub mod imports;
 pub mod ingest;
 pub mod interactions;
 pub mod jobs;
@@ -85,6 +86,7 @@ fn operations() -> Router<Arc<Server>> {
         .route("/v1/jobs/{id}", get(jobs::get))
         .route("/v1/jobs/{id}/cancel", post(jobs::cancel))
         .route("/v1/jobs/{id}/retry", post(jobs::retry))
+        .route("/v1/imports", post(imports::start))
         .route("/v1/schedules", get(schedules::list).put(schedules::put))
         .route("/v1/schedules/next", get(schedules::next))
         .route("/v1/schedules/{name}/run", post(schedules::run))

@@ -8,6 +8,7 @@ pub mod build_dataset;
 pub mod compact;
 pub mod evaluate;
 pub mod freeze;
+pub mod import;
 pub mod lora;
 pub mod notify;
 pub mod publish;
@@ -34,6 +35,7 @@ pub const KINDS: &[&str] = &[
     publish::KIND,
     reconcile_rollout::KIND,
     compact::KIND,
+    import::KIND,
     notify::KIND,
 ];
 
@@ -45,6 +47,7 @@ const NEEDS: &[(&str, &[&str])] = &[
     (evaluate::KIND, &["candidate"]),
     (publish::KIND, &["candidate"]),
     (reconcile_rollout::KIND, &["rollout"]),
+    (import::KIND, &["source"]),
 ];
 
 /// Whether a schedule can start `kind` with this payload. Without the check each slot would make a dead job.
@@ -111,6 +114,7 @@ async fn run(server: &Server, ctx: &JobContext, kind: &str) -> Result<Value, Err
         publish::KIND => publish::run(server, ctx).await,
         reconcile_rollout::KIND => reconcile_rollout::run(server, ctx).await,
         compact::KIND => compact::run(server, ctx).await,
+        import::KIND => import::run(server, ctx).await,
         notify::KIND => notify::run(server, ctx).await,
         other => {
             Err(Error::invalid("unknown_job_kind", format!("no step is called `{other}`"), "check the job's kind"))
