@@ -24,6 +24,8 @@ struct Args {
     records: usize,
     /// First number of the ids; another run on the same server needs another.
     first: u64,
+    /// Requests a second, over all connections; as many as possible when 0.
+    rate: u64,
     json: Option<PathBuf>,
 }
 
@@ -37,6 +39,7 @@ impl Args {
             connections: 8,
             records: 200,
             first: 0,
+            rate: 0,
             json: None,
         };
         let mut args = std::env::args().skip(1);
@@ -50,6 +53,7 @@ impl Args {
                 "--connections" => out.connections = value.parse()?,
                 "--records" => out.records = value.parse()?,
                 "--first" => out.first = value.parse()?,
+                "--rate" => out.rate = value.parse()?,
                 "--json" => out.json = Some(value.into()),
                 other => anyhow::bail!("unknown option {other}"),
             }
@@ -70,12 +74,18 @@ struct Seen {
 }
 
 /// One connection: sends until the time is over. A refused batch is sent again, as a phone would.
-fn send(args: &Args, seen: &Seen, until: Instant) -> Result<()> {
+fn send(args: &Args, seen: &Seen, began: Instant) -> Result<()> {
+    let until = began + Duration::from_secs(args.seconds);
     let mut connection = Connection::open(&args.address, args.format, &args.key)?;
     let mut body = Body::new(args.format, args.records)?;
     let mut acks = Vec::new();
     while Instant::now() < until {
-        body.number(args.first + seen.next.fetch_add(1, Ordering::Relaxed));
+        let number = seen.next.fetch_add(1, Ordering::Relaxed);
+        if args.rate > 0 {
+            let due = began + Duration::from_secs_f64(number as f64 / args.rate as f64);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        body.number(args.first + number);
         loop {
             let began = Instant::now();
             match connection.post(body.bytes())? {
@@ -114,11 +124,10 @@ fn main() -> Result<()> {
     let args = Arc::new(Args::parse()?);
     let seen = Arc::new(Seen::default());
     let began = Instant::now();
-    let until = began + Duration::from_secs(args.seconds);
     let threads: Vec<_> = (0..args.connections)
         .map(|_| {
             let (args, seen) = (Arc::clone(&args), Arc::clone(&seen));
-            std::thread::spawn(move || send(&args, &seen, until))
+            std::thread::spawn(move || send(&args, &seen, began))
         })
         .collect();
     for thread in threads {
