@@ -67,6 +67,8 @@ pub struct IngestConfig {
     pub flush_s: u64,
     /// Bytes in the log that are committed at once, without waiting for `flush_s`.
     pub flush_bytes: u64,
+    /// The log begins a new file past this size, bytes; a file is deleted when the tables have all of it.
+    pub segment_bytes: u64,
     /// Personal data that is replaced in free text before it is stored.
     pub masks: Masks,
 }
@@ -128,6 +130,7 @@ impl Default for IngestConfig {
             upload_timeout_s: 60,
             flush_s: 10,
             flush_bytes: 512 << 20,
+            segment_bytes: 64 << 20,
             masks: Masks::default(),
         }
     }

@@ -5,6 +5,7 @@ mod config;
 mod controller;
 mod dashboard;
 mod delivery;
+mod descriptors;
 mod http;
 mod ingest;
 mod mail;

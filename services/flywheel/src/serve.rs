@@ -4,13 +4,12 @@ use crate::config::{ClockConfig, Config};
 use crate::pipeline::Steps;
 use crate::pipeline::notify::{self, DeadJobs};
 use crate::server::Server;
-use crate::{controller, http};
+use crate::{controller, descriptors, http};
 use anyhow::{Context, Result};
 use flywheel_jobs::{Worker, WorkerOptions};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// Runs until SIGINT or SIGTERM; then finishes requests, hands jobs back and flushes the tables.
@@ -18,9 +17,9 @@ use tokio::sync::watch;
 /// # Errors
 /// When a store, a table or the address cannot be opened.
 pub async fn serve(config: Config) -> Result<()> {
+    let connections = descriptors::raise();
     let server = Server::open(config).await?;
-    let listener = TcpListener::bind(server.config.listen)
-        .await
+    let listener = http::listen::bind(server.config.listen)
         .with_context(|| format!("cannot listen on {}", server.config.listen))?;
     tracing::info!(address = %server.config.listen, "serving");
     if let Err(e) = notify::enqueue_pending(&server).await {
@@ -38,7 +37,7 @@ pub async fn serve(config: Config) -> Result<()> {
     }
     let app = http::router(server.clone());
     let header_timeout = Duration::from_secs(server.config.ingest.upload_timeout_s);
-    http::listen::serve(listener, app, header_timeout, signal()).await?;
+    http::listen::serve(listener, app, http::listen::Limits { header_timeout, connections }, signal()).await?;
     let _ = stop.send(true);
     while tasks.join_next().await.is_some() {}
     server.lake.flush().await.map_err(|e| anyhow::anyhow!("the last flush failed: {e}"))?;
