@@ -19,6 +19,8 @@ use std::sync::Arc;
 pub(crate) const PARTITIONS: [&str; 2] = ["app", "received_date"];
 /// Rows of one Parquet row group: what a query reads at least, and what is held while a file is written.
 const ROW_GROUP: usize = 128 << 10;
+/// A row group ends at this size too: rows with long texts would otherwise be held by the hundred megabytes.
+const ROW_GROUP_BYTES: usize = 32 << 20;
 /// A file is closed at this size, bytes.
 const FILE_BYTES: u64 = 128 << 20;
 /// Columns whose values hardly repeat: a dictionary of them is built in vain.
@@ -29,6 +31,7 @@ pub(crate) fn properties() -> WriterProperties {
     let mut builder = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_max_row_group_row_count(Some(ROW_GROUP))
+        .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
         .set_statistics_enabled(EnabledStatistics::Chunk);
     for column in UNIQUE {
         builder = builder.set_column_dictionary_enabled(column.into(), false);
