@@ -28,6 +28,8 @@ pub struct Prepared {
     pub(crate) quarantined: Vec<(Kind, &'static str)>,
     /// Up to 10 reasons for people.
     pub(crate) reasons: Vec<String>,
+    /// What it adds to a record of the log, about. Not the memory of its rows: that of a small batch is mostly the columns'
+    /// own, and a group would be full after fifty of them.
     pub(crate) bytes: usize,
     pub(crate) enqueued: Instant,
 }
@@ -72,7 +74,7 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
         stored: decoded.stored(),
         quarantined: decoded.quarantined.iter().map(|q| (q.kind, q.reason)).collect(),
         reasons: decoded.quarantined.iter().take(10).map(|q| format!("{}: {}", q.reason, q.detail)).collect(),
-        bytes: rows.memory_bytes(),
+        bytes: rows.memory_bytes().min(body.len()),
         rows,
         enqueued: Instant::now(),
     })
