@@ -24,6 +24,8 @@ struct Args {
     records: usize,
     /// First number of the ids; another run on the same server needs another.
     first: u64,
+    /// The server is killed meanwhile: a broken connection ends its part of the run and is no error.
+    may_end: bool,
     json: Option<PathBuf>,
 }
 
@@ -37,6 +39,7 @@ impl Args {
             connections: 8,
             records: 200,
             first: 0,
+            may_end: false,
             json: None,
         };
         let mut args = std::env::args().skip(1);
@@ -50,6 +53,7 @@ impl Args {
                 "--connections" => out.connections = value.parse()?,
                 "--records" => out.records = value.parse()?,
                 "--first" => out.first = value.parse()?,
+                "--may-end" => out.may_end = value.parse()?,
                 "--json" => out.json = Some(value.into()),
                 other => anyhow::bail!("unknown option {other}"),
             }
@@ -74,11 +78,15 @@ fn send(args: &Args, seen: &Seen, until: Instant) -> Result<()> {
     let mut connection = Connection::open(&args.address, args.format, &args.key)?;
     let mut body = Body::new(args.format, args.records)?;
     let mut acks = Vec::new();
-    while Instant::now() < until {
+    'all: while Instant::now() < until {
         body.number(args.first + seen.next.fetch_add(1, Ordering::Relaxed));
         loop {
             let began = Instant::now();
-            match connection.post(body.bytes())? {
+            let status = match connection.post(body.bytes()) {
+                Err(_) if args.may_end => break 'all,
+                answered => answered?,
+            };
+            match status {
                 200 => {
                     acks.push(u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX));
                     seen.requests.fetch_add(1, Ordering::Relaxed);
