@@ -22,7 +22,7 @@ const ROW_GROUP: usize = 128 << 10;
 /// A file is closed at this size, bytes.
 const FILE_BYTES: u64 = 128 << 20;
 /// Columns whose values hardly repeat: a dictionary of them is built in vain.
-const UNIQUE: [&str; 4] = ["interaction_id", "install_id", "session_id", "conversation_id"];
+pub(crate) const UNIQUE: [&str; 4] = ["interaction_id", "install_id", "session_id", "conversation_id"];
 
 /// How the tables are written as Parquet.
 pub(crate) fn properties() -> WriterProperties {

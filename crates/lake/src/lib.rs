@@ -7,10 +7,12 @@
 //! the filter sits in the table provider.
 
 mod append;
+mod bulk;
 mod committer;
 mod config;
 mod error;
 mod export;
+mod group;
 mod lake;
 mod maintain;
 mod provider;

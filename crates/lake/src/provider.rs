@@ -2,6 +2,7 @@
 //! `app = <the caller's app>` built in below everything a caller can write, so no query text can avoid the filter.
 
 use crate::error::LakeError;
+use crate::group::GroupByWords;
 use crate::lake::Inner;
 use crate::versions::Versions;
 use arrow::array::{RecordBatch, new_null_array};
@@ -243,5 +244,6 @@ fn bare_session(
         // `generate_series` and its like make rows out of nothing; nobody needs them on telemetry.
         .with_table_functions(HashMap::new())
         .with_table_factories(HashMap::new())
+        .with_physical_optimizer_rule(Arc::new(GroupByWords))
         .build())
 }

@@ -1,8 +1,8 @@
 //! `bench ingest`: the real server on a disk, its shipped settings, and a load generator on the same machine. Reports what
 //! the intake takes for as long as asked, whether the log's backlog grows, and whether every acknowledged row is there once.
 
-use super::Bench;
 use super::server::{Server, cpu_seconds, gauge, load, rss_kb};
+use super::{Args, Bench};
 use crate::process;
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 const SECONDS: u64 = 300;
 
 /// Runs the load as protobuf, then as JSON.
-pub fn drive(bench: &Bench, peer: bool) -> Result<Value> {
-    if peer {
+pub fn drive(bench: &Bench, args: &Args) -> Result<Value> {
+    if args.peer {
         bail!("the peers of `ingest` are run by hand, see docs/benchmarks.md");
     }
     load::build(bench)?;

@@ -59,6 +59,20 @@ impl Server {
         self.wait()
     }
 
+    /// Stops it as a person would, and waits for its end.
+    pub fn stop(&mut self) -> Result<()> {
+        let pid = self.child.id().to_string();
+        process::run("stopping the server", Command::new("kill").args(["-TERM", &pid]))?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Starts it again after [`Self::stop`].
+    pub fn restart(&mut self) -> Result<()> {
+        self.child = spawn(&self.dir)?;
+        self.wait()
+    }
+
     /// Until the port answers.
     fn wait(&self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
