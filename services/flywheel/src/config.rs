@@ -67,6 +67,12 @@ pub struct IngestConfig {
     pub flush_s: u64,
     /// Bytes in the log that are committed at once, without waiting for `flush_s`.
     pub flush_bytes: u64,
+    /// Events that one install, known by its signature, may send in a minute; 0 is no quota.
+    pub install_events_per_minute: u32,
+    /// Events that may come from one network (IPv4 /24, IPv6 /56) in a minute; 0 is no quota.
+    pub network_events_per_minute: u32,
+    /// Proxies of ours that stand before the server, each of which adds the address it saw to `X-Forwarded-For`.
+    pub trusted_proxies: usize,
     /// Personal data that is replaced in free text before it is stored.
     pub masks: Masks,
 }
@@ -128,6 +134,9 @@ impl Default for IngestConfig {
             upload_timeout_s: 60,
             flush_s: 10,
             flush_bytes: 512 << 20,
+            install_events_per_minute: 0,
+            network_events_per_minute: 0,
+            trusted_proxies: 0,
             masks: Masks::default(),
         }
     }

@@ -4,6 +4,7 @@ use crate::config::{ClockConfig, Config};
 use crate::delivery::{Delivery, Publication};
 use crate::http::auth::IngestApp;
 use crate::http::quota::Quotas;
+use crate::http::senders::SenderQuotas;
 use crate::ingest::Ingest;
 use crate::mail::Mailer;
 use crate::metrics::Metrics;
@@ -29,6 +30,7 @@ pub struct Server {
     pub delivery: Delivery,
     pub metrics: Metrics,
     pub quotas: Quotas,
+    pub senders: SenderQuotas,
     pub mailer: Option<Mailer>,
     /// Set when the business clock is virtual.
     pub virtual_clock: Option<VirtualClock>,
@@ -72,6 +74,10 @@ impl Server {
             delivery,
             metrics: Metrics::default(),
             quotas: Quotas::default(),
+            senders: SenderQuotas::new(
+                config.ingest.install_events_per_minute,
+                config.ingest.network_events_per_minute,
+            ),
             mailer,
             virtual_clock,
             clock,

@@ -1,15 +1,19 @@
 //! The accept loop: a connection that sends its headers slowly is closed, and a stop lets running requests end.
 
+use super::senders::Peer;
 use anyhow::Result;
 use axum::Router;
+use axum::http::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use std::pin::pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tower::Service;
 
 /// Longest time that running requests have after a stop.
 const LAST_REQUESTS: Duration = Duration::from_secs(30);
@@ -29,8 +33,9 @@ pub async fn serve(
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, app.clone(), header_timeout, stopped.clone()));
+                Ok((stream, peer)) => {
+                    let app = WithPeer { app: app.clone(), peer: Peer(peer.ip()) };
+                    connections.spawn(connection(stream, app, header_timeout, stopped.clone()));
                 }
                 Err(e) => {
                     tracing::warn!(error = %e, "a connection was not accepted");
@@ -49,7 +54,32 @@ pub async fn serve(
     Ok(())
 }
 
-async fn connection(stream: TcpStream, app: Router, header_timeout: Duration, mut stopped: watch::Receiver<()>) {
+/// The app for one connection: requests say where they came from.
+#[derive(Clone)]
+struct WithPeer {
+    app: Router,
+    peer: Peer,
+}
+
+impl<B> Service<Request<B>> for WithPeer
+where
+    Router: Service<Request<B>>,
+{
+    type Response = <Router as Service<Request<B>>>::Response;
+    type Error = <Router as Service<Request<B>>>::Error;
+    type Future = <Router as Service<Request<B>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Service::<Request<B>>::poll_ready(&mut self.app, context)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        request.extensions_mut().insert(self.peer);
+        self.app.call(request)
+    }
+}
+
+async fn connection(stream: TcpStream, app: WithPeer, header_timeout: Duration, mut stopped: watch::Receiver<()>) {
     let _ = stream.set_nodelay(true);
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(header_timeout);

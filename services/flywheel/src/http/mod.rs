@@ -19,6 +19,7 @@ pub mod quota;
 pub mod releases;
 pub mod rollouts;
 pub mod schedules;
+pub mod senders;
 pub mod settings;
 pub mod signer;
 pub mod sql;
