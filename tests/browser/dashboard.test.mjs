@@ -22,7 +22,8 @@ async function session(body, options) {
 async function everyPath() {
   const rollouts = await api('/v1/rollouts');
   const details = rollouts.map((r) => [`rollout-${r.rollout_id}`, `/rollouts/${r.rollout_id}`]);
-  return [['overview', '/'], ['findings', '/findings'], ['audit', '/audit'], ...details];
+  return [['overview', '/'], ['findings', '/findings'], ['audit', '/audit'], ['views', '/views'],
+    ['view', '/views/rejection_rate_24h'], ...details];
 }
 
 test('a wrong token is refused with a message', async () => {

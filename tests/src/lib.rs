@@ -1,6 +1,12 @@
 //! Harness of the whole-flow tests: the real `flywheel` binary in a temporary folder, spoken to over HTTP only.
 
+pub mod bucket;
+pub mod line;
+pub mod phone;
+pub mod reconnect;
+
 use anyhow::{Context, Result, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -14,15 +20,20 @@ pub const MAX_UPLOAD: usize = 64 << 10;
 pub struct Server {
     child: Child,
     arguments: Vec<String>,
+    /// Words before the program: what starts it.
+    launcher: Vec<String>,
     dir: tempfile::TempDir,
     port: u16,
 }
 
-/// The binary beside the test programs. `cargo xtask test` builds it first.
+/// The binary beside the test programs, or the one that `FLYWHEEL_BINARY` names. `cargo xtask test` builds it first.
 ///
 /// # Errors
 /// When it is not there.
 pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("FLYWHEEL_BINARY") {
+        return Ok(path.into());
+    }
     let here = std::env::current_exe()?;
     let found = here.ancestors().map(|d| d.join("flywheel")).find(|p| p.is_file());
     found.context("the `flywheel` binary is not built: run `cargo build --workspace --bins`")
@@ -42,22 +53,24 @@ impl Server {
     /// # Errors
     /// As [`Self::start`].
     pub fn with_config(arguments: &[&str], lines: &str) -> Result<Self> {
+        Self::with_launcher(arguments, lines, Vec::new())
+    }
+
+    /// As [`Self::with_config`], started by another program (`env`, a shell) that becomes it.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn with_launcher(arguments: &[&str], lines: &str, launcher: Vec<String>) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let config = format!(
-            "data_dir = {:?}\nlisten = \"127.0.0.1:{port}\"\n\
-             [clock]\nkind = \"virtual\"\nstart = \"2026-03-02T00:00:00Z\"\n{lines}",
-            dir.path().join("data")
-        );
-        let path = dir.path().join("flywheel.toml");
-        fs::write(&path, config)?;
+        let path = write_config(dir.path(), port, lines)?;
         run(dir.path(), &["migrate"])?;
         run(dir.path(), &["app", "create", "shop"])?;
         let offline = dir.path().join("offline");
         run(dir.path(), &["keys", "init", "--app", "shop", "--offline-dir", &offline.to_string_lossy()])?;
         let arguments: Vec<String> = arguments.iter().map(|a| a.replace("{config}", &path.to_string_lossy())).collect();
-        let child = spawn(dir.path(), &arguments)?;
-        let mut server = Self { child, arguments, dir, port };
+        let child = spawn(dir.path(), &arguments, &launcher)?;
+        let mut server = Self { child, arguments, launcher, dir, port };
         server.wait()?;
         Ok(server)
     }
@@ -79,6 +92,14 @@ impl Server {
     /// Address of a path.
     pub fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.port)
+    }
+
+    /// One command of the binary with this server's configuration; its output.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        run(self.dir.path(), arguments)
     }
 
     /// A token of a role for the app `shop`.
@@ -131,8 +152,33 @@ impl Server {
     /// # Errors
     /// When it does not come back.
     pub fn restart(&mut self) -> Result<()> {
-        self.child = spawn(self.dir.path(), &self.arguments)?;
+        self.child = spawn(self.dir.path(), &self.arguments, &self.launcher)?;
         self.wait()
+    }
+
+    /// Other lines of configuration for the next start.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn set_config(&self, lines: &str) -> Result<()> {
+        write_config(self.dir.path(), self.port, lines).map(drop)
+    }
+
+    /// Folder of everything the server owns.
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// Id of the process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Most memory that the process had at once, kB (`VmHWM`).
+    pub fn peak_rss_kb(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+        line.and_then(|l| l.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
     }
 
     /// What the server wrote to its log since it was started.
@@ -141,11 +187,6 @@ impl Server {
     /// When it cannot be read.
     pub fn log(&self) -> Result<String> {
         Ok(fs::read_to_string(self.dir.path().join("log"))?)
-    }
-
-    /// Folder of everything the server keeps.
-    pub fn data_dir(&self) -> PathBuf {
-        self.dir.path().join("data")
     }
 
     /// Segments of the write-ahead log, oldest first.
@@ -169,9 +210,44 @@ impl Drop for Server {
     }
 }
 
-fn spawn(dir: &Path, arguments: &[String]) -> Result<Child> {
+fn write_config(dir: &Path, port: u16, lines: &str) -> Result<PathBuf> {
+    let config = format!(
+        "data_dir = {:?}\nlisten = \"127.0.0.1:{port}\"\n\
+         [clock]\nkind = \"virtual\"\nstart = \"2026-03-02T00:00:00Z\"\n{lines}",
+        dir.join("data")
+    );
+    let path = dir.join("flywheel.toml");
+    fs::write(&path, config)?;
+    Ok(path)
+}
+
+fn spawn(dir: &Path, arguments: &[String], launcher: &[String]) -> Result<Child> {
     let log = fs::File::create(dir.join("log"))?;
-    Ok(Command::new(binary()?).args(arguments).stdout(Stdio::null()).stderr(log).spawn()?)
+    let program = binary()?;
+    let mut command = match launcher.split_first() {
+        None => Command::new(program),
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+    };
+    Ok(command.args(arguments).stdout(Stdio::null()).stderr(log).spawn()?)
+}
+
+/// Lets this process have so many files and connections open, if the system allows it.
+///
+/// # Errors
+/// When it does not.
+pub fn raise_file_limit(wanted: u64) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.maximum.is_some_and(|most| most < wanted) {
+        bail!("{wanted} files cannot be open at once: the hard limit is {:?}", limit.maximum);
+    }
+    if limit.current.is_some_and(|now| now < wanted) {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum })?;
+    }
+    Ok(())
 }
 
 /// Runs one command of the binary with the folder's configuration; answers its output.

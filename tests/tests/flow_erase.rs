@@ -129,13 +129,11 @@ async fn a_person_is_forgotten_everywhere_while_others_send() {
             .await;
         w.events(&format!("f{i}"), &[rejected(id), rejected(&format!("bert-{i}"))]).await;
     }
-    // two corrections become a dataset; one of them is about her answer
-    for id in ["anna-0", "bert-0"] {
-        let correction = json!({
-            "interaction_id": id, "prompt": format!("what about {id}?"), "wrong_answer": "no, never at all",
-            "corrected_answer": "yes, within thirty days",
-        });
-        w.call("POST", "/v1/corrections", correction).await;
+    // two corrections of two people become a dataset; one of them is about her answer
+    let second = w.server.token("admin").unwrap();
+    for (id, who) in [("anna-0", &second), ("bert-0", &w.admin)] {
+        let answer = w.http.post(w.server.url("/v1/corrections")).bearer_auth(who).json(&correction(id));
+        assert_eq!(answer.send().await.unwrap().status(), 200);
     }
     let datasets = wait_for_dataset(&w).await;
     let old = datasets[0]["digest"].as_str().unwrap().to_owned();
@@ -191,6 +189,23 @@ async fn a_person_is_forgotten_everywhere_while_others_send() {
     assert_eq!(foreign.status(), 403);
 }
 
+/// Different enough for both to be kept.
+fn correction(id: &str) -> Value {
+    let (prompt, wrong, right) = match id {
+        "anna-0" => (
+            "Can I return the kettle?",
+            "you can return it within fourteen days of delivery",
+            "you can return it within thirty days of delivery",
+        ),
+        _ => (
+            "Who pays for shipping to the islands?",
+            "the customer always pays for it, whatever is ordered",
+            "the shop always pays for it, whatever is ordered",
+        ),
+    };
+    json!({ "interaction_id": id, "prompt": prompt, "wrong_answer": wrong, "corrected_answer": right })
+}
+
 async fn wait_for_dataset(w: &World) -> Value {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -199,6 +214,9 @@ async fn wait_for_dataset(w: &World) -> Value {
             return found;
         }
         assert!(Instant::now() < deadline, "no dataset: {}", w.server.log().unwrap());
+        // a correction that comes while a look at them runs starts no other: a vote does when it is over
+        let vote = w.http.post(w.server.url("/v1/corrections")).bearer_auth(&w.admin).json(&correction("bert-0"));
+        vote.send().await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

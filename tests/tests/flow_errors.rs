@@ -39,12 +39,13 @@ fn filled(route: &str, with: &str) -> String {
 
 /// Routes that ask for no credential.
 fn is_open(route: &str) -> bool {
-    ["/tuf/", "/healthz", "/readyz", "/metrics"].iter().any(|p| route.contains(p))
+    ["/tuf/", "/healthz", "/readyz", "GET /metrics"].iter().any(|p| route.contains(p))
 }
 
 /// Routes that devices call with the ingest key.
 fn is_device(route: &str) -> bool {
-    ["/v1/events", "/v1/feedback", "/v1/traces", "/v1/logs", "/v1/index/changes"].iter().any(|p| route.ends_with(p))
+    let paths = ["/v1/events", "/v1/feedback", "/v1/traces", "/v1/logs", "/v1/metrics", "/v1/index/changes"];
+    paths.iter().any(|p| route.ends_with(p))
 }
 
 /// A body that can be read, for the routes that take JSON.
@@ -64,7 +65,9 @@ fn readable(route: &str) -> Option<Value> {
         "PUT /v1/settings" => json!({ "version": 1, "settings": {} }),
         "PUT /v1/schedules" => json!({ "name": "n", "kind": "compact", "expr": "0 3 * * *" }),
         "POST /v1/erasures" | "PUT /v1/holds/{name}" => json!({ "user_id": "anna", "reason": "r" }),
+        "POST /v1/imports" => json!({ "source": "file:///srv/history/" }),
         "POST /v1/sql" => json!({ "query": "SELECT 1" }),
+        "PUT /v1/views/{name}" => json!({ "query": "SELECT 1 AS one" }),
         "POST /v1/clock" => json!({ "now": "2026-03-02T00:00:00Z" }),
         "POST /v1/signer/decisions" => json!({ "manifest": ZERO, "by": "b", "reason": "r", "catalog": null }),
         _ => return None,
@@ -205,6 +208,7 @@ fn unknown() -> Vec<(&'static str, Value, &'static str)> {
         ("POST /v1/schedules/none/pause", Value::Null, "schedule_not_found"),
         ("POST /v1/schedules/none/resume", Value::Null, "schedule_not_found"),
         ("POST /v1/signer/decisions", json!({ "manifest": ZERO, "by": "b", "reason": "r" }), "release_not_found"),
+        ("DELETE /v1/views/none", Value::Null, "view_not_found"),
         ("GET /tuf/shop/metadata/9.root.json", Value::Null, "no_such_file"),
         ("GET /tuf/shop/..%2f..%2fcontrol.db", Value::Null, "no_such_file"),
         ("GET /tuf/other/metadata/timestamp.json", Value::Null, "no_such_file"),
@@ -249,7 +253,19 @@ fn invalid() -> Vec<(&'static str, Value, &'static str)> {
         ("PUT /v1/schedules", schedule("a/b", "compact", "0 3 * * *"), "bad_schedule_name"),
         ("PUT /v1/schedules", schedule("n", "compakt", "0 3 * * *"), "unknown_job_kind"),
         ("PUT /v1/schedules", schedule("n", "compact", "0 25 * * *"), "bad_cron"),
+        ("POST /v1/imports", json!({ "source": "history" }), "bad_import_source"),
+        ("POST /v1/imports", json!({ "source": "https://example.com/x" }), "bad_import_source"),
+        ("POST /v1/imports", json!({ "source": "file:///srv/history", "table": "outcomes" }), "bad_import_table"),
+        ("POST /v1/imports", json!({ "source": "file:///srv/history", "format": "csv" }), "bad_json"),
         ("POST /v1/sql", json!({ "query": "DROP TABLE interactions" }), "bad_query"),
+        ("PUT /v1/views/Mine", json!({ "query": "SELECT 1 AS one" }), "bad_view_name"),
+        ("PUT /v1/views/interactions", json!({ "query": "SELECT 1 AS one" }), "bad_view_name"),
+        ("PUT /v1/views/unnest", json!({ "query": "SELECT 1 AS one" }), "bad_view_name"),
+        ("PUT /v1/views/mine", json!({ "query": "DROP TABLE interactions" }), "bad_query"),
+        ("PUT /v1/views/mine", json!({ "query": "SELECT * FROM mine" }), "bad_query"),
+        ("PUT /v1/views/mine", json!({ "query": "SELECT 1 AS a, 2 AS b, 3 AS \"a\"" }), "bad_query"),
+        ("PUT /v1/views/mine", json!({ "query": "x".repeat((8 << 10) + 1) }), "bad_view"),
+        ("DELETE /v1/views/intake_24h", Value::Null, "built_in_view"),
         ("POST /v1/clock", json!({ "now": "2000-01-01T00:00:00Z" }), "time_goes_forward"),
     ]
 }
@@ -263,6 +279,9 @@ async fn what_is_unknown_or_wrong_is_named() {
     for (line, body, code) in invalid() {
         expect(line, api.send("admin", line, &body), 400, code).await;
     }
+    let elsewhere = json!({ "source": "file:///etc/" });
+    expect("a foreign folder", api.send("admin", "POST /v1/imports", &elsewhere), 403, "import_source_not_allowed")
+        .await;
     let stale = json!({ "version": 99, "settings": {} });
     expect("stale settings", api.send("admin", "PUT /v1/settings", &stale), 409, "settings_changed").await;
     let range = api.ask("", "GET /tuf/shop/metadata/timestamp.json").header("range", "bytes=999999-");
@@ -305,7 +324,7 @@ async fn uploads_that_cannot_be_taken_are_explained() {
 #[tokio::test]
 async fn otlp_failures_are_a_status_in_the_encoding_of_the_request() {
     let api = Api::start();
-    for line in ["POST /v1/traces", "POST /v1/logs"] {
+    for line in ["POST /v1/traces", "POST /v1/logs", "POST /v1/metrics"] {
         // field 1 of google.rpc.Status is the gRPC code as a varint, field 2 the message
         for (who, body, status, code, word) in [
             ("", vec![], 401, 16, "no_ingest_key"),

@@ -8,9 +8,13 @@
 
 use flywheel_tests::{Server, client, unit_arguments};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as V;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::{Histogram, HistogramDataPoint, Metric, ResourceMetrics, ScopeMetrics};
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
 use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
@@ -36,9 +40,13 @@ impl Bench {
         Self { server, http: client().unwrap(), key, token }
     }
 
-    fn logs(&self, content_type: &str, body: impl Into<reqwest::Body>) -> RequestBuilder {
-        let request = self.http.post(self.server.url("/v1/logs")).header("x-fleet-ingest-key", &self.key);
+    fn post(&self, path: &str, content_type: &str, body: impl Into<reqwest::Body>) -> RequestBuilder {
+        let request = self.http.post(self.server.url(path)).header("x-fleet-ingest-key", &self.key);
         request.header("content-type", content_type).body(body)
+    }
+
+    fn logs(&self, content_type: &str, body: impl Into<reqwest::Body>) -> RequestBuilder {
+        self.post("/v1/logs", content_type, body)
     }
 
     async fn json(&self, records: &[String]) -> Response {
@@ -202,6 +210,104 @@ async fn invalid_utf8_in_one_string_keeps_every_record() {
     assert_eq!((answer.status().as_u16(), answer.bytes().await.unwrap().len()), (200, 0), "full success");
     let want = json!([["i-1", "cut\u{fffd}here"], ["i-2", "cut-here"]]);
     assert_eq!(b.rows("SELECT interaction_id, session_id FROM interactions ORDER BY 1").await, want);
+}
+
+/// A gauge with data points as JSON text.
+fn gauge(name: &str, points: &[&str]) -> String {
+    let points = points.join(",");
+    format!(
+        r#"{{"resourceMetrics":[{{"scopeMetrics":[{{"metrics":[{{"name":"{name}","gauge":{{"dataPoints":[{points}]}}}}]}}]}}]}}"#
+    )
+}
+
+#[tokio::test]
+async fn numbers_and_times_of_data_points_are_those_of_log_records() {
+    let b = Bench::start("");
+    let late = NOW_NS - 3 * DAY_NS;
+    let points = [
+        r#"{"asInt":"7"}"#.to_owned(),
+        r#"{"asInt":8}"#.to_owned(),
+        r#"{"asDouble":"NaN"}"#.to_owned(),
+        r#"{"asDouble":"-Infinity"}"#.to_owned(),
+        r#"{"asDouble":1e999}"#.to_owned(),
+        r#"{"asInt":"seven"}"#.to_owned(),
+        format!(r#"{{"asInt":1,"timeUnixNano":{late}}}"#),
+        format!(r#"{{"asInt":2,"timeUnixNano":"{late}"}}"#),
+        r#"{"asInt":3,"timeUnixNano":0}"#.to_owned(),
+        r#"{"asInt":4,"timeUnixNano":18446744073709551615}"#.to_owned(),
+        r#"{"asInt":5,"timeUnixNano":18446744073709551616}"#.to_owned(),
+        r#"{"asInt":6,"timeUnixNano":"-1"}"#.to_owned(),
+    ];
+    let body = gauge("fleet.battery.level", &points.each_ref().map(String::as_str));
+    let answer: Value = b.post("/v1/metrics", "application/json", body).send().await.unwrap().json().await.unwrap();
+    assert_eq!(answer["partialSuccess"]["rejectedDataPoints"], "3", "{answer}");
+    let day = DAY_NS as i64 / 1000;
+    let us = |ns: u64| (ns / 1000) as i64;
+    let query = "SELECT value_int, value_double, nonfinite_fields, CAST(event_at AS BIGINT), CAST(occurred_at AS BIGINT) - \
+                 CAST(received_at AS BIGINT), received_date = DATE '2026-03-02' FROM metrics \
+                 WHERE name = 'fleet.battery.level' AND kind = 'gauge' ORDER BY 1 NULLS LAST";
+    let want = json!([
+        [1, null, 0, us(late), -3 * day, true],
+        [2, null, 0, us(late), -3 * day, true],
+        [3, null, 0, null, 0, true],
+        [4, null, 0, us(u64::MAX), 0, true],
+        [7, null, 0, null, 0, true],
+        [8, null, 0, null, 0, true],
+        [null, null, 1, null, 0, true],
+        [null, null, 1, null, 0, true],
+        [null, null, 1, null, 0, true],
+    ]);
+    assert_eq!(b.rows(query).await, want);
+    let why = "SELECT source, kind, reason, count(*) FROM rejects GROUP BY 1, 2, 3 ORDER BY 3";
+    let want = json!([["otlp_metrics", "metric", "bad_time", 2], ["otlp_metrics", "metric", "bad_value", 1]]);
+    assert_eq!(b.rows(why).await, want);
+    let sums = "SELECT kind, disposition, sum(items) FROM dispositions GROUP BY 1, 2 ORDER BY 2";
+    assert_eq!(b.rows(sums).await, json!([["metric", "quarantined", 3], ["metric", "stored", 9]]));
+    let bare = b.post("/v1/metrics", "application/json", gauge("m", &[r#"{"asDouble":NaN}"#]));
+    assert_eq!(bare.send().await.unwrap().status(), 400);
+    assert_eq!(b.rows("SELECT count(*) FROM metrics").await, json!([[9]]));
+}
+
+#[tokio::test]
+async fn metrics_of_the_convention_can_be_asked_after_a_restart() {
+    let mut b = Bench::start("");
+    let point = |input: bool| HistogramDataPoint {
+        time_unix_nano: NOW_NS,
+        count: 3,
+        sum: Some(if input { 40.0 } else { 7.0 }),
+        explicit_bounds: vec![1.0, 4.0, 16.0],
+        bucket_counts: vec![0, 1, 1, 1],
+        attributes: vec![
+            text("gen_ai.operation.name", "chat"),
+            text("gen_ai.token.type", if input { "input" } else { "output" }),
+            text("server.address", "cut-here"),
+        ],
+        ..HistogramDataPoint::default()
+    };
+    let data = Histogram { data_points: vec![point(true), point(false)], aggregation_temporality: 1 };
+    let metric = Metric {
+        name: "gen_ai.client.token.usage".to_owned(),
+        unit: "{token}".to_owned(),
+        data: Some(Data::Histogram(data)),
+        ..Metric::default()
+    };
+    let scope_metrics = vec![ScopeMetrics { metrics: vec![metric], ..ScopeMetrics::default() }];
+    let resource = Some(Resource { attributes: vec![text("fleet.device.class", "high-8gb")], ..Resource::default() });
+    let resource_metrics = vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
+    let mut body = ExportMetricsServiceRequest { resource_metrics }.encode_to_vec();
+    let at = body.windows(8).position(|w| w == b"cut-here").unwrap();
+    body[at + 3] = 0xc3;
+    let answer = b.post("/v1/metrics", "application/x-protobuf", body.clone()).send().await.unwrap();
+    assert_eq!((answer.status().as_u16(), answer.bytes().await.unwrap().len()), (200, 0), "full success");
+    b.server.kill_and_restart().unwrap();
+    let again = b.post("/v1/metrics", "application/x-protobuf", body).send().await.unwrap();
+    assert_eq!(again.headers()["x-fleet-duplicate"], "true");
+    let query = "SELECT token_type, device_class, operation, temporality, unit, count, sum, explicit_bounds, bucket_counts, \
+                 attrs['server.address'] FROM metrics ORDER BY 1";
+    let row = |token: &str, sum: f64, address: &str| {
+        json!([token, "high-8gb", "chat", "delta", "{token}", 3, sum, [1.0, 4.0, 16.0], [0, 1, 1, 1], address])
+    };
+    assert_eq!(b.rows(query).await, json!([row("input", 40.0, "cut\u{fffd}here"), row("output", 7.0, "cut-here")]));
 }
 
 #[tokio::test]

@@ -1,7 +1,12 @@
 //! `cargo xtask bench NAME [--json FILE]`: runs a benchmark program of the crate it measures.
 
+mod cancel;
+mod import;
 mod ingest;
 mod jobs;
+mod peer;
+mod query;
+mod reconnect;
 mod restart;
 mod server;
 
@@ -17,13 +22,17 @@ struct Bench {
     package: &'static str,
     example: &'static str,
     /// Prepares what the program needs and runs it as often as it takes; `None`: once, without further options.
-    drive: Option<fn(&Bench, bool) -> Result<Value>>,
+    drive: Option<fn(&Bench, &Args) -> Result<Value>>,
 }
 
 /// All of them. A new one is a line here and an example in the crate that it measures.
 const BENCHES: &[Bench] = &[
     Bench { name: "ingest", package: "flywheel-tests", example: "otlp_load", drive: Some(ingest::drive) },
     Bench { name: "restart", package: "flywheel-tests", example: "otlp_load", drive: Some(restart::drive) },
+    Bench { name: "cancel", package: "flywheel-tests", example: "otlp_load", drive: Some(cancel::drive) },
+    Bench { name: "import", package: "flywheel-tests", example: "otlp_load", drive: Some(import::drive) },
+    Bench { name: "reconnect", package: "flywheel-tests", example: "reconnect", drive: Some(reconnect::drive) },
+    Bench { name: "query", package: "flywheel-lake", example: "bulk_load", drive: Some(query::drive) },
     Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
 ];
 
@@ -38,6 +47,12 @@ pub struct Args {
     /// Run the peer package (`tests/peers`) beside it, where there is one.
     #[arg(long)]
     peer: bool,
+    /// Phones of `reconnect`.
+    #[arg(long, default_value_t = 10_000)]
+    devices: u64,
+    /// Rows of `import` and `query`.
+    #[arg(long)]
+    rows: Option<u64>,
 }
 
 /// Runs the command.
@@ -57,7 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         return process::run(&format!("bench {}", bench.name), &mut command);
     };
-    let report = drive(bench, args.peer)?;
+    let report = drive(bench, args)?;
     match json {
         Some(path) => write(&path, &report),
         None => Ok(()),

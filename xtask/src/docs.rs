@@ -28,17 +28,19 @@ pub fn stale(root: &Path) -> Vec<String> {
     PAGES.iter().filter_map(|(page, source, make)| old(page, source, *make)).collect()
 }
 
-/// One attribute of the registry.
+/// One attribute or metric of the registry.
 #[derive(Default)]
-struct Attribute {
+struct Entry {
     id: String,
     kind: String,
     brief: String,
     examples: String,
     note: String,
+    instrument: String,
+    unit: String,
 }
 
-/// A table of the attributes.
+/// A table of the attributes and one of the metrics.
 fn semconv(yaml: &str) -> String {
     let mut out = "# Attributes of the `fleet.*` namespace\n\nMade from `semconv.yaml` by `cargo xtask docs`. \
                    Beside these the intake reads `gen_ai.*` of OpenTelemetry's semantic conventions v1.41.1 with their\n\
@@ -47,20 +49,31 @@ fn semconv(yaml: &str) -> String {
                    as text in the column `attrs`, within limits.\n\n\
                    | attribute | type | meaning | example | stored in |\n|---|---|---|---|---|\n"
         .to_owned();
-    for a in attributes(yaml) {
+    let (metrics, attributes): (Vec<_>, Vec<_>) = entries(yaml).into_iter().partition(|e| e.kind == "metric");
+    for a in attributes {
         let column = a.note.trim_start_matches("column ");
         out += &format!("| `{}` | {} | {} | `{}` | {column} |\n", a.id, a.kind, a.brief, a.examples);
+    }
+    if !metrics.is_empty() {
+        out += "\n## Metrics\n\nWhat a phone measures of itself between answers, sent to `/v1/metrics`. Any other metric is kept as \
+                well, `gen_ai.client.*`\nof the conventions among them; every data point is a row of the table `metrics`.\n\n\
+                | metric | instrument | unit | meaning |\n|---|---|---|---|\n";
+    }
+    for m in metrics {
+        let name = m.id.trim_start_matches("metric.");
+        out += &format!("| `{name}` | {} | `{}` | {} |\n", m.instrument, m.unit.trim_matches('"'), m.brief);
     }
     out
 }
 
-/// The attributes of a registry file. Only the few forms that the file uses are read.
-fn attributes(yaml: &str) -> Vec<Attribute> {
-    let mut out: Vec<Attribute> = Vec::new();
+/// The attributes and metrics of a registry file. Only the few forms that the file uses are read.
+fn entries(yaml: &str) -> Vec<Entry> {
+    let mut out: Vec<Entry> = Vec::new();
     let mut lines = yaml.lines().map(str::trim);
     while let Some(line) = lines.next() {
-        if let Some(id) = line.strip_prefix("- id: fleet.") {
-            out.push(Attribute { id: format!("fleet.{id}"), ..Attribute::default() });
+        let ours = |id: &&str| id.starts_with("fleet.") || id.starts_with("metric.");
+        if let Some(id) = line.strip_prefix("- id: ").filter(ours) {
+            out.push(Entry { id: id.to_owned(), ..Entry::default() });
         }
         let Some(last) = out.last_mut() else { continue };
         if let Some(kind) = line.strip_prefix("type: ") {
@@ -71,6 +84,10 @@ fn attributes(yaml: &str) -> Vec<Attribute> {
             examples.clone_into(&mut last.examples);
         } else if let Some(note) = line.strip_prefix("note: ") {
             note.clone_into(&mut last.note);
+        } else if let Some(instrument) = line.strip_prefix("instrument: ") {
+            instrument.clone_into(&mut last.instrument);
+        } else if let Some(unit) = line.strip_prefix("unit: ") {
+            unit.clone_into(&mut last.unit);
         }
     }
     out
@@ -84,6 +101,11 @@ mod tests {
     fn a_registry_becomes_a_table() {
         let yaml = "groups:\n  - id: registry.fleet\n    attributes:\n      - id: fleet.x\n        type: int\n        brief: >\n          \
                     What x is.\n        examples: 7\n        note: column `x`\n";
-        assert!(semconv(yaml).ends_with("| `fleet.x` | int | What x is. | `7` | `x` |\n"));
+        let attribute = "| `fleet.x` | int | What x is. | `7` | `x` |\n";
+        assert!(semconv(yaml).ends_with(attribute));
+        let metric = "  - id: metric.fleet.y\n    type: metric\n    metric_name: fleet.y\n    brief: >\n      What y is.\n    \
+                      instrument: gauge\n    unit: \"1\"\n";
+        let both = semconv(&format!("{yaml}{metric}"));
+        assert!(both.contains(attribute) && both.ends_with("| `fleet.y` | gauge | `1` | What y is. |\n"), "{both}");
     }
 }

@@ -19,8 +19,8 @@ const RUSTFLAGS: &[&str] = &[
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
     "--cfg fuzzing",
 ];
-/// Largest input, bytes.
-const MAX_LEN: u32 = 16 << 10;
+/// Largest input, bytes: a log record of one interaction fits.
+const MAX_LEN: u32 = 20 << 10;
 /// Memory of the fuzzed process, MiB.
 const RSS_LIMIT_MB: u32 = 1024;
 /// One input may take this long, seconds.

@@ -42,6 +42,9 @@ const FREE: &[&str] = &["flywheel-tests", "xtask"];
 /// Dependency (exact, or a family with a trailing `-`) → the only members that may name it outside tests.
 const NAMED_BY: &[(&str, &[&str])] = &[
     ("arrow", &["flywheel-telemetry", "flywheel-lake"]),
+    // Flight SQL (docs/adr/009): its messages and its encoder; the rows stay the lake's.
+    ("arrow-flight", &["flywheel"]),
+    ("tonic", &["flywheel"]),
     ("arrow-", &["flywheel-telemetry", "flywheel-lake"]),
     ("parquet", &["flywheel-telemetry", "flywheel-lake"]),
     ("datafusion", &["flywheel-lake"]),

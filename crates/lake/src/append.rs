@@ -7,7 +7,7 @@ use arrow::datatypes::SchemaRef;
 use deltalake::DeltaTable;
 use deltalake::kernel::scalars::ScalarExt;
 use deltalake::kernel::transaction::{CommitBuilder, CommitProperties};
-use deltalake::kernel::{Action, Remove, Transaction};
+use deltalake::kernel::{Action, Add, Remove, Transaction};
 use deltalake::parquet::basic::{Compression, ZstdLevel};
 use deltalake::parquet::file::properties::{EnabledStatistics, WriterProperties};
 use deltalake::protocol::{DeltaOperation, SaveMode};
@@ -19,16 +19,19 @@ use std::sync::Arc;
 pub(crate) const PARTITIONS: [&str; 2] = ["app", "received_date"];
 /// Rows of one Parquet row group: what a query reads at least, and what is held while a file is written.
 const ROW_GROUP: usize = 128 << 10;
+/// A row group ends at this size too: rows with long texts would otherwise be held by the hundred megabytes.
+const ROW_GROUP_BYTES: usize = 32 << 20;
 /// A file is closed at this size, bytes.
 const FILE_BYTES: u64 = 128 << 20;
 /// Columns whose values hardly repeat: a dictionary of them is built in vain.
-const UNIQUE: [&str; 4] = ["interaction_id", "install_id", "session_id", "conversation_id"];
+pub(crate) const UNIQUE: [&str; 4] = ["interaction_id", "install_id", "session_id", "conversation_id"];
 
 /// How the tables are written as Parquet.
 pub(crate) fn properties() -> WriterProperties {
     let mut builder = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_max_row_group_row_count(Some(ROW_GROUP))
+        .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
         .set_statistics_enabled(EnabledStatistics::Chunk);
     for column in UNIQUE {
         builder = builder.set_column_dictionary_enabled(column.into(), false);
@@ -41,6 +44,8 @@ pub(crate) struct Append {
     writer: RecordBatchWriter,
     /// Columns of a file, which are those of the table without the partitions.
     file_schema: SchemaRef,
+    /// Files that are closed already.
+    closed: Vec<Add>,
 }
 
 impl Append {
@@ -51,7 +56,7 @@ impl Append {
         let schema = writer.arrow_schema();
         let fields = schema.fields().iter().filter(|f| !PARTITIONS.contains(&f.name().as_str())).cloned();
         let file_schema = Arc::new(arrow::datatypes::Schema::new(fields.collect::<Vec<_>>()));
-        Ok(Self { writer, file_schema })
+        Ok(Self { writer, file_schema, closed: Vec::new() })
     }
 
     /// Writes rows of the table's schema.
@@ -77,8 +82,8 @@ impl Append {
 
     /// Closes the files and commits them in place of those that are gone. The log tells no reason: readers of a version range
     /// see that nothing was appended, and nobody sees what was looked for. Answers the new state of the table.
-    pub async fn replace(mut self, mut delta: DeltaTable, gone: Vec<Remove>) -> Result<DeltaTable, LakeError> {
-        let files = self.writer.flush().await?;
+    pub async fn replace(self, mut delta: DeltaTable, gone: Vec<Remove>) -> Result<DeltaTable, LakeError> {
+        let files = self.finish().await?;
         let actions = gone.into_iter().map(Action::Remove).chain(files.into_iter().map(Action::Add));
         let finalized = CommitBuilder::default()
             .with_actions(actions.collect())
@@ -88,23 +93,47 @@ impl Append {
         Ok(delta)
     }
 
-    /// Closes the files and commits them. Answers the new state of the table.
-    pub async fn commit(mut self, mut delta: DeltaTable, writer_id: &str, seq: u64) -> Result<DeltaTable, LakeError> {
-        let version = i64::try_from(seq).map_err(|_| LakeError::Unexpected(format!("sequence number {seq}")))?;
-        let files = self.writer.flush().await?;
-        let properties = CommitProperties::default().with_application_transaction(Transaction::new(writer_id, version));
-        let operation = DeltaOperation::Write {
-            mode: SaveMode::Append,
-            partition_by: Some(PARTITIONS.map(str::to_owned).to_vec()),
-            predicate: None,
-        };
-        let finalized = CommitBuilder::from(properties)
-            .with_actions(files.into_iter().map(Action::Add).collect())
-            .build(Some(delta.snapshot()?), delta.log_store(), operation)
-            .await?;
-        delta.state = Some(finalized.snapshot());
-        Ok(delta)
+    /// Closes the files that are open: what they hold in memory is free afterwards.
+    pub async fn close(&mut self) -> Result<(), LakeError> {
+        self.closed.extend(self.writer.flush().await?);
+        Ok(())
     }
+
+    /// Closes the files; [`commit`] makes them part of the table.
+    pub async fn finish(mut self) -> Result<Vec<Add>, LakeError> {
+        self.close().await?;
+        Ok(self.closed)
+    }
+
+    /// Closes the files and commits them. Answers the new state of the table.
+    pub async fn commit(self, delta: DeltaTable, writer_id: &str, seq: u64) -> Result<DeltaTable, LakeError> {
+        commit(delta, self.finish().await?, &[(writer_id, seq)]).await
+    }
+}
+
+/// Adds `files` to the table together with transactions `(writer_id, seq)`. Answers the new state of the table.
+pub(crate) async fn commit(
+    mut delta: DeltaTable,
+    files: Vec<Add>,
+    marks: &[(&str, u64)],
+) -> Result<DeltaTable, LakeError> {
+    let transaction = |(writer_id, seq): &(&str, u64)| {
+        let version = i64::try_from(*seq).map_err(|_| LakeError::Unexpected(format!("sequence number {seq}")))?;
+        Ok(Transaction::new(*writer_id, version))
+    };
+    let marks = marks.iter().map(transaction).collect::<Result<Vec<_>, LakeError>>()?;
+    let properties = CommitProperties::default().with_application_transactions(marks);
+    let operation = DeltaOperation::Write {
+        mode: SaveMode::Append,
+        partition_by: Some(PARTITIONS.map(str::to_owned).to_vec()),
+        predicate: None,
+    };
+    let finalized = CommitBuilder::from(properties)
+        .with_actions(files.into_iter().map(Action::Add).collect())
+        .build(Some(delta.snapshot()?), delta.log_store(), operation)
+        .await?;
+    delta.state = Some(finalized.snapshot());
+    Ok(delta)
 }
 
 fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, LakeError> {

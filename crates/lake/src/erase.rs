@@ -10,6 +10,7 @@ use crate::rewrite::{Pick, Picked, Removed, remove_rows};
 use aho_corasick::AhoCorasick;
 use arrow::array::{BooleanArray, RecordBatch};
 use chrono::{DateTime, Utc};
+use deltalake::DeltaTable;
 use flywheel_telemetry::Table;
 use flywheel_types::{AppId, Error};
 use futures::TryStreamExt as _;
@@ -68,7 +69,8 @@ impl Superseded {
 
 /// Tables with rows of people, in the order in which they are erased: interactions last, because the others are found by their
 /// ids, also after a crash in between.
-const TABLES: [Table; 5] = [Table::Feedback, Table::Outcomes, Table::Rejects, Table::DeviceEvents, Table::Interactions];
+const TABLES: [Table; 6] =
+    [Table::Feedback, Table::Outcomes, Table::Rejects, Table::DeviceEvents, Table::Metrics, Table::Interactions];
 
 impl Lake {
     /// Ids of the interactions that an erasure of `who` takes away: acknowledged ones, except those that are held.
@@ -145,16 +147,13 @@ impl Lake {
     pub async fn delete_superseded(&self, files: Superseded) -> Result<usize, Error> {
         let slots = Arc::clone(&self.inner.queries.slots);
         let _none = slots.acquire_many_owned(QUERIES_AT_ONCE as u32).await.map_err(Error::internal)?;
-        let n = files.0.len();
-        for (table, path) in files.0 {
-            let store = self.inner.table(table).view().delta.object_store();
-            match store.delete(&path).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(e) => return Err(Error::internal(e)),
-            }
+        let mut deleted = 0;
+        for table in Table::ALL {
+            let of_table = files.0.iter().filter(|(t, _)| *t == table).map(|(_, path)| path);
+            deleted += delete(&self.inner, table, of_table).await?;
         }
         committer::sync(&self.inner)?;
-        Ok(n)
+        Ok(deleted)
     }
 }
 
@@ -185,6 +184,21 @@ impl People {
     }
 }
 
+/// Columns that say whose a row is; `None` for tables that hold counts only.
+pub(crate) fn people_columns(table: Table) -> Option<&'static str> {
+    match table {
+        Table::Interactions | Table::Feedback | Table::Outcomes | Table::Metrics => Some("user_key, install_id"),
+        Table::DeviceEvents | Table::Rejects => Some("install_id"),
+        Table::Dispositions => None,
+    }
+}
+
+/// Picks everything except for what is held.
+pub(crate) fn all_but(batch: &RecordBatch, held: &Subjects) -> Result<Picked, LakeError> {
+    let people = People::of(batch)?;
+    Ok(picked(batch, |_| true, |i| people.are(held, i)))
+}
+
 async fn erase_in(inner: &Inner, app: &AppId, table: Table, erasure: &Erasure) -> Result<Removed, LakeError> {
     let by_people = |batch: &RecordBatch| {
         let people = People::of(batch)?;
@@ -202,13 +216,13 @@ async fn erase_in(inner: &Inner, app: &AppId, table: Table, erasure: &Erasure) -
         Ok(picked(batch, is_theirs, |i| people.are(&erasure.held, i)))
     };
     let (columns, pick): (&str, &Pick<'_>) = match table {
-        Table::Interactions => ("user_key, install_id", &by_people),
+        Table::Interactions | Table::Metrics => ("user_key, install_id", &by_people),
         Table::DeviceEvents => ("install_id", &by_people),
         Table::Feedback | Table::Outcomes => ("user_key, install_id, interaction_id", &by_interaction),
         Table::Rejects => ("install_id, detail", &by_mention),
         Table::Dispositions => return Ok(Removed::default()),
     };
-    remove_rows(inner, app, table, columns, pick).await
+    remove_rows(inner, app, table, columns, pick, &|_| true).await
 }
 
 /// Everything by which a text can name the person.
@@ -229,6 +243,31 @@ fn picked(batch: &RecordBatch, goes: impl Fn(usize) -> bool, is_held: impl Fn(us
     Picked { go: BooleanArray::from(go), held }
 }
 
+/// Deletes files that are not part of the table by now: an import writes its files long before it commits them, looks whether
+/// they are still there, and writes them again when they are not.
+async fn delete(inner: &Inner, table: Table, paths: impl Iterator<Item = &Path>) -> Result<usize, LakeError> {
+    let handle = inner.table(table);
+    let _one = handle.commit.lock().await;
+    let mut delta = handle.view().delta;
+    delta.update_state().await?;
+    let current = current(&delta)?;
+    let store = delta.object_store();
+    let mut deleted = 0;
+    for path in paths.filter(|p| !current.contains(p.as_ref())) {
+        match store.delete(path).await {
+            Ok(()) => deleted += 1,
+            Err(object_store::Error::NotFound { .. }) => {}
+            Err(e) => return Err(LakeError::Unexpected(format!("{}: {e}", table.name()))),
+        }
+    }
+    Ok(deleted)
+}
+
+/// Paths of the files of a version.
+fn current(delta: &DeltaTable) -> Result<HashSet<String>, LakeError> {
+    Ok(delta.snapshot()?.log_data().iter().map(|f| f.path().into_owned()).collect())
+}
+
 /// Files of an app that the current version does not have, while nobody writes any.
 async fn superseded(
     inner: &Inner,
@@ -241,8 +280,7 @@ async fn superseded(
     let _one = handle.commit.lock().await;
     let mut delta = handle.view().delta;
     delta.update_state().await?;
-    let files = delta.snapshot()?.log_data();
-    let current: HashSet<String> = files.iter().map(|f| f.path().into_owned()).collect();
+    let current = current(&delta)?;
     let unexpected = |e: object_store::Error| LakeError::Unexpected(format!("{}: {e}", table.name()));
     let store = delta.object_store();
     let all: Vec<_> = store.list(Some(&Path::from(format!("app={app}")))).try_collect().await.map_err(unexpected)?;

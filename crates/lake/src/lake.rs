@@ -3,9 +3,10 @@
 use crate::committer;
 use crate::config::LakeConfig;
 use crate::error::LakeError;
+use crate::query::Active;
 use crate::replay::{ReplayProgress, ReplayState};
 use crate::table::LakeTable;
-use crate::threads::Threads;
+use crate::threads::{Priority, Threads};
 use crate::versions::Versions;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use flywheel_telemetry::{Buffers, Ingestor, Recovery, Table};
@@ -20,10 +21,13 @@ pub(crate) struct Inner {
     pub buffers: Arc<Buffers>,
     pub runtime: Arc<RuntimeEnv>,
     pub queries: Threads,
+    pub active: Active,
     /// Commits.
     pub upkeep: Threads,
     /// Files that are written again, joined or without somebody's rows: commits do not wait for them.
     pub rewrites: Threads,
+    /// Imports: they take what the others leave.
+    pub imports: Threads,
     /// Small files are being joined.
     pub tidying: AtomicBool,
     pub replay: ReplayState,
@@ -37,6 +41,10 @@ impl Inner {
 
 /// Queries of people that run at the same time.
 pub(crate) const QUERIES_AT_ONCE: usize = 4;
+
+/// Bytes on disk that sorts of all queries together may use, for each byte of memory: a folder for temporary files may be memory
+/// itself, and on a disk it may be that of the log.
+const SPILL_PER_MEMORY: u64 = 4;
 
 /// The telemetry lake. Cheap to share; dropping it stops the committer (rows stay in the log).
 pub struct Lake {
@@ -75,14 +83,33 @@ impl Lake {
         let bytes = buffers.bytes();
         tracing::info!(rows, bytes, "the log holds rows that are not in the tables");
         let ingestor = Arc::new(recovery.start(config.ingest.clone(), highest)?);
-        let runtime = RuntimeEnvBuilder::new().with_memory_limit(config.query_memory_bytes, 1.0).build_arc()?;
+        let runtime = RuntimeEnvBuilder::new()
+            .with_memory_limit(config.query_memory_bytes, 1.0)
+            .with_max_temp_directory_size(SPILL_PER_MEMORY * config.query_memory_bytes as u64)
+            .build_arc()?;
         let interval = config.commit_interval;
-        let (queries, upkeep) = (Threads::start("query", QUERIES_AT_ONCE)?, Threads::start("upkeep", 1)?);
-        let rewrites = Threads::start("rewrite", 1)?;
+        let queries = Threads::start("query", QUERIES_AT_ONCE, Priority::BehindIntake)?;
+        let upkeep = Threads::start("upkeep", 1, Priority::Normal)?;
+        let rewrites = Threads::start("rewrite", 1, Priority::Normal)?;
+        let imports = Threads::start("import", 1, Priority::BehindIntake)?;
+        let active = Active::default();
         let tidying = AtomicBool::new(false);
         let replay = ReplayState::new(bytes, config.replay_bytes);
-        let inner =
-            Arc::new(Inner { config, tables, ingestor, buffers, runtime, queries, upkeep, rewrites, tidying, replay });
+        let inner = Inner {
+            config,
+            tables,
+            ingestor,
+            buffers,
+            runtime,
+            queries,
+            active,
+            upkeep,
+            rewrites,
+            imports,
+            tidying,
+            replay,
+        };
+        let inner = Arc::new(inner);
         let committer = tokio::spawn(committer::run(Arc::downgrade(&inner), interval));
         Ok(Self { inner, committer })
     }

@@ -1,7 +1,9 @@
 //! What a query can see. [`AppTable`] is the only table provider ever registered: its plan is Delta ∪ buffers with
 //! `app = <the caller's app>` built in below everything a caller can write, so no query text can avoid the filter.
 
+use crate::catalogue::{CATALOG, SCHEMA};
 use crate::error::LakeError;
+use crate::group::GroupByWords;
 use crate::lake::Inner;
 use crate::versions::Versions;
 use arrow::array::{RecordBatch, new_null_array};
@@ -13,6 +15,7 @@ use datafusion::catalog::{
 };
 use datafusion::datasource::{TableProvider, TableType, provider_as_source};
 use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::FunctionRegistry as _;
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -226,22 +229,32 @@ fn bare_session(
     schema: Arc<MemorySchemaProvider>,
 ) -> std::result::Result<SessionState, LakeError> {
     let catalog = MemoryCatalogProvider::new();
-    catalog.register_schema("app", schema)?;
+    catalog.register_schema(SCHEMA, schema)?;
     let catalogs = MemoryCatalogProviderList::new();
-    datafusion::catalog::CatalogProviderList::register_catalog(&catalogs, "lake".to_owned(), Arc::new(catalog));
+    datafusion::catalog::CatalogProviderList::register_catalog(&catalogs, CATALOG.to_owned(), Arc::new(catalog));
     let mut config = SessionConfig::new()
-        .with_default_catalog_and_schema("lake", "app")
+        .with_default_catalog_and_schema(CATALOG, SCHEMA)
         .with_create_default_catalog_and_schema(false)
         .with_information_schema(false)
         .with_target_partitions(2);
     // A recursive query can run for ever in constant memory.
     config.options_mut().execution.enable_recursive_ctes = false;
-    Ok(SessionStateBuilder::new_with_default_features()
+    let mut state = SessionStateBuilder::new_with_default_features()
         .with_config(config)
         .with_runtime_env(runtime)
         .with_catalog_list(Arc::new(catalogs))
         // `generate_series` and its like make rows out of nothing; nobody needs them on telemetry.
         .with_table_functions(HashMap::new())
         .with_table_factories(HashMap::new())
-        .build())
+        .with_physical_optimizer_rule(Arc::new(GroupByWords))
+        .build();
+    for name in UNBOUNDED {
+        state.deregister_udf(name)?;
+    }
+    Ok(state)
 }
+
+/// Functions whose one call can make gigabytes out of two numbers, or compute for minutes: neither is counted by the memory cap or
+/// can be cancelled.
+const UNBOUNDED: [&str; 8] =
+    ["array_repeat", "array_resize", "generate_series", "levenshtein", "lpad", "range", "repeat", "rpad"];

@@ -43,21 +43,22 @@ pub struct Removed {
 /// A file with its action to remove it.
 type Old = (Add, Remove);
 
-/// Takes the picked rows of `app` out of the files that `table` has now; `columns` are those that the choice needs. Rows that
-/// arrive meanwhile are not looked at.
+/// Takes the picked rows of `app` out of the files that `table` has now; `columns` are those that the choice needs, and
+/// `is_of` says of which days of receipt. Rows that arrive meanwhile are not looked at.
 pub(crate) async fn remove_rows(
     inner: &Inner,
     app: &AppId,
     table: Table,
     columns: &str,
     pick: &Pick<'_>,
+    is_of: &(dyn Fn(&str) -> bool + Send + Sync),
 ) -> Result<Removed, LakeError> {
     let handle = inner.table(table);
     let _alone = handle.rewrite.lock().await;
     let delta = handle.view().delta;
     refuse_unknown_columns(&delta, table)?;
     let mut removed = Removed::default();
-    for files in by_day(&delta, app)?.into_values() {
+    for (_, files) in by_day(&delta, app)?.into_iter().filter(|(day, _)| is_of(day)) {
         let day = Day { inner, app, table, handle, delta: &delta };
         let of_day = day.remove(files, columns, pick).await?;
         removed.rows += of_day.rows;

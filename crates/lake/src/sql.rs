@@ -1,21 +1,20 @@
 //! SQL for people and dashboards: one SELECT over the caller's views, with caps on time, rows, bytes and memory.
 
 use crate::error::LakeError;
-use crate::lake::{Inner, Lake};
-use crate::provider::{Scope, session};
+use crate::lake::Lake;
+use crate::query::{SqlStream, Task, start};
+use crate::views::{self, QueryScope};
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::config::Dialect;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::DataFusionError;
 use datafusion::execution::context::SQLOptions;
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_plan::execute_stream;
+use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
-use flywheel_telemetry::Table;
-use flywheel_types::{AppId, Error, ErrorKind};
-use futures::StreamExt;
+use flywheel_types::{Error, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,90 +68,81 @@ impl SqlResult {
 }
 
 impl Lake {
-    /// Runs one SELECT for `app` over `interactions`, `feedback`, `device_events`, `dispositions`, `outcomes` and
-    /// `rejects`. It sees every acknowledged row exactly once.
+    /// Runs one SELECT for an app over `interactions`, `feedback`, `device_events`, `dispositions`, `outcomes`, `rejects`
+    /// and `metrics`, the built-in views and the saved ones of `scope` (an `&AppId` alone brings none, and no `now()`). It sees
+    /// every acknowledged row exactly once.
     ///
     /// # Errors
     /// `Invalid` for anything but one valid SELECT over these views, `TooLarge` past the memory cap, `Unavailable`
     /// past the time-out.
-    pub async fn sql(&self, app: &AppId, query: &str, limits: &SqlLimits) -> Result<SqlResult, Error> {
-        if query.len() > limits.max_text {
-            return Err(refused(format!("the query is {} bytes long, {} is the limit", query.len(), limits.max_text)));
-        }
+    pub async fn sql(&self, scope: impl Into<QueryScope>, query: &str, limits: &SqlLimits) -> Result<SqlResult, Error> {
+        self.sql_stream(scope, query, limits).await?.collect().await
+    }
+
+    /// As [`Self::sql`], with the rows as they come.
+    ///
+    /// # Errors
+    /// As [`Self::sql`]; what is wrong with the rows is told in their place.
+    pub async fn sql_stream(
+        &self,
+        scope: impl Into<QueryScope>,
+        query: &str,
+        limits: &SqlLimits,
+    ) -> Result<SqlStream, Error> {
+        self.begin(Task::Run, scope.into(), query, limits).await
+    }
+
+    /// Columns of the rows that [`Self::sql_stream`] would answer.
+    ///
+    /// # Errors
+    /// As [`Self::sql`].
+    pub async fn sql_schema(
+        &self,
+        scope: impl Into<QueryScope>,
+        query: &str,
+        limits: &SqlLimits,
+    ) -> Result<SchemaRef, Error> {
+        Ok(self.begin(Task::Describe, scope.into(), query, limits).await?.schema())
+    }
+
+    async fn begin(&self, task: Task, scope: QueryScope, query: &str, limits: &SqlLimits) -> Result<SqlStream, Error> {
         self.inner.replay.ready(self.inner.buffers.bytes())?;
-        let (inner, app, query, caps) = (Arc::clone(&self.inner), app.clone(), query.to_owned(), *limits);
-        let run = async move {
-            let state = session(&inner, &app, Scope::Now, &Table::ALL).await?;
-            collect(&state, &query, &caps).await
+        let (inner, text) = (Arc::clone(&self.inner), query.to_owned());
+        let everything = async move {
+            let state = views::open(&inner, &scope).await?;
+            views::add(&state, &text, &scope.views).await?;
+            Ok(state)
         };
-        guarded(&self.inner, limits.timeout, run).await
+        start(&self.inner, task, query, limits, everything).await
+    }
+
+    /// What queries hold at this moment.
+    #[must_use]
+    pub fn query_load(&self) -> QueryLoad {
+        let tasks = self.inner.queries.handle().map_or(0, |h| h.metrics().num_alive_tasks());
+        QueryLoad { running: self.inner.active.count(), tasks, memory_bytes: self.inner.runtime.memory_pool.reserved() }
     }
 }
 
-/// Runs a query of a person on the threads for queries, in one of their slots; cancels it when its time is over or its
-/// caller gives up.
-pub(crate) async fn guarded(
-    inner: &Inner,
-    timeout: Duration,
-    query: impl Future<Output = Result<SqlResult, Error>> + Send + 'static,
-) -> Result<SqlResult, Error> {
-    let run = async {
-        let slot = Arc::clone(&inner.queries.slots).acquire_owned().await.map_err(Error::internal)?;
-        let threads = inner.queries.handle().ok_or_else(|| Error::internal("the lake is closing"))?;
-        let task = threads.spawn(async move {
-            let _slot = slot;
-            query.await
-        });
-        let _guard = AbortOnDrop(task.abort_handle());
-        task.await.map_err(Error::internal)?
-    };
-    match tokio::time::timeout(timeout, run).await {
-        Ok(result) => result,
-        Err(_) => Err(Error::new(
-            ErrorKind::Unavailable,
-            "query_timeout",
-            format!("the query ran longer than {} s and was cancelled", timeout.as_secs_f64()),
-            "narrow it: filter on received_date, select fewer columns, or aggregate",
-        )),
-    }
+/// What queries hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueryLoad {
+    /// Queries of people that run.
+    pub running: usize,
+    /// Tasks on the threads for queries; a query may have several.
+    pub tasks: usize,
+    /// Memory that queries and the reads of the pipeline have reserved.
+    pub memory_bytes: usize,
 }
 
-/// Cancels the query when its caller gives up.
-struct AbortOnDrop(tokio::task::AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Runs one SELECT and takes its rows up to the caps.
-pub(crate) async fn collect(state: &SessionState, query: &str, limits: &SqlLimits) -> Result<SqlResult, Error> {
-    let plan = plan(state, query).await?;
-    let physical = state.create_physical_plan(&plan).await.map_err(|e| query_error(&e))?;
-    let mut stream = execute_stream(physical, state.task_ctx()).map_err(|e| query_error(&e))?;
-    let mut out = SqlResult { schema: stream.schema(), batches: Vec::new(), truncated: false };
-    let (mut rows, mut bytes) = (0, 0);
-    while let Some(batch) = stream.next().await {
-        let batch = batch.map_err(|e| query_error(&e))?;
-        let left = limits.max_rows - rows;
-        bytes += batch.get_array_memory_size();
-        if batch.num_rows() > left || bytes > limits.max_bytes {
-            out.truncated = true;
-            if bytes <= limits.max_bytes {
-                out.batches.push(batch.slice(0, left));
-            }
-            break;
-        }
-        rows += batch.num_rows();
-        out.batches.push(batch);
-    }
-    Ok(out)
+/// Parses one statement.
+pub(crate) fn statement(state: &SessionState, query: &str) -> Result<Statement, Error> {
+    state.sql_to_statement(query, &Dialect::Generic).map_err(|e| plan_error(&e))
 }
 
 /// Parses and plans; refuses everything but one SELECT before anything runs.
-async fn plan(state: &SessionState, query: &str) -> Result<LogicalPlan, Error> {
-    let statement = state.sql_to_statement(query, &Dialect::Generic).map_err(|e| plan_error(&e))?;
+pub(crate) async fn plan(state: &SessionState, query: &str) -> Result<LogicalPlan, Error> {
+    let statement = statement(state, query)?;
     let is_query = matches!(&statement, Statement::Statement(s) if matches!(**s, SqlStatement::Query(_)));
     if !is_query {
         return Err(refused("only SELECT is allowed".to_owned()));
@@ -164,24 +154,45 @@ async fn plan(state: &SessionState, query: &str) -> Result<LogicalPlan, Error> {
         .with_allow_statements(false)
         .verify_plan(&plan)
         .map_err(|e| plan_error(&e))?;
-    Ok(plan)
+    if plan.get_parameter_names().map_err(|e| plan_error(&e))?.is_empty() {
+        check_windows(&plan)?;
+        return Ok(plan);
+    }
+    Err(refused("parameters (`?`, `$1`) are not taken: write their values into the query".to_owned()))
 }
 
-fn refused(message: String) -> Error {
+/// A window makes one value for every row: with lists or texts that grow along, memory grows with the square of the rows, and
+/// no operator counts it.
+fn check_windows(plan: &LogicalPlan) -> Result<(), Error> {
+    let mut found = None;
+    let mut look = |e: &Expr| {
+        if let Expr::WindowFunction(w) = e
+            && ["array_agg", "string_agg"].contains(&w.fun.name())
+        {
+            found = Some(w.fun.name().to_owned());
+            return Ok(TreeNodeRecursion::Stop);
+        }
+        Ok(TreeNodeRecursion::Continue)
+    };
+    plan.apply_with_subqueries(|node| node.apply_expressions(|e| e.apply(&mut look))).map_err(|e| plan_error(&e))?;
+    found.map_or(Ok(()), |name| Err(refused(format!("`{name}` cannot be used with OVER: use it with GROUP BY"))))
+}
+
+pub(crate) fn refused(message: String) -> Error {
     Error::invalid(
         "bad_query",
         message,
-        "send one SELECT over interactions, feedback, device_events, dispositions, outcomes or rejects",
+        "send one SELECT over interactions, feedback, device_events, dispositions, outcomes, rejects, metrics or views",
     )
 }
 
 /// Planning errors speak of the query only.
-fn plan_error(e: &DataFusionError) -> Error {
+pub(crate) fn plan_error(e: &DataFusionError) -> Error {
     refused(e.strip_backtrace().chars().take(500).collect())
 }
 
 /// Execution errors may name files, so the caller gets them only when they are about the query.
-fn query_error(e: &DataFusionError) -> Error {
+pub(crate) fn query_error(e: &DataFusionError) -> Error {
     match e.find_root() {
         DataFusionError::ResourcesExhausted(_) => Error::new(
             ErrorKind::TooLarge,

@@ -1,16 +1,18 @@
 //! One Delta table with the watermark of this writer: opening, creating, appending exactly once.
 
-use crate::append::{Append, PARTITIONS};
+use crate::append::{self, Append, PARTITIONS};
 use crate::config::LakeConfig;
 use crate::error::LakeError;
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, FieldRef};
-use deltalake::kernel::StructType;
 use deltalake::kernel::engine::arrow_conversion::TryIntoKernel;
+use deltalake::kernel::{Add, StructType};
 use deltalake::protocol::SaveMode;
 use deltalake::{DeltaTable, DeltaTableBuilder, TableProperty};
 use flywheel_telemetry::wal::Stored;
 use flywheel_telemetry::{Buffers, Table, TelemetryError};
+use object_store::ObjectStoreExt as _;
+use object_store::path::Path;
 use std::sync::{PoisonError, RwLock};
 use tokio::sync::Mutex;
 
@@ -20,6 +22,16 @@ pub(crate) struct View {
     pub delta: DeltaTable,
     /// Log records up to here are in `delta`; later ones are in the buffers.
     pub committed: u64,
+}
+
+/// What became of files that were to be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Appended {
+    Now,
+    /// The table has the transaction; the files are of no version.
+    Already,
+    /// A vacuum has deleted one of them: write them again.
+    Gone,
 }
 
 /// One table of the lake.
@@ -180,6 +192,44 @@ impl LakeTable {
         Ok(true)
     }
 
+    /// Adds files that were written without the lock as the transactions `marks`, unless the table has the first of them
+    /// already. Before that it looks whether they still are there: a vacuum meanwhile saw files of no version.
+    pub async fn append_files(
+        &self,
+        files: Vec<Add>,
+        marks: &[(&str, u64)],
+        buffers: &Buffers,
+    ) -> Result<Appended, LakeError> {
+        let Some((writer_id, seq)) = marks.first().copied() else { return Ok(Appended::Already) };
+        let _one = self.commit.lock().await;
+        let View { mut delta, committed } = self.view();
+        delta.update_state().await?;
+        if transaction(&delta, writer_id).await? >= seq {
+            self.install(delta, committed, buffers);
+            return Ok(Appended::Already);
+        }
+        for file in &files {
+            let path = Path::from_url_path(&file.path).map_err(|e| LakeError::Unexpected(e.to_string()))?;
+            match delta.object_store().head(&path).await {
+                Ok(_) => {}
+                Err(object_store::Error::NotFound { .. }) => return Ok(Appended::Gone),
+                Err(e) => return Err(deltalake::DeltaTableError::from(e).into()),
+            }
+        }
+        match append::commit(delta.clone(), files, marks).await {
+            Ok(new) => self.install(new, committed, buffers),
+            Err(e) => {
+                delta.update_state().await?;
+                let found = transaction(&delta, writer_id).await?;
+                self.install(delta, committed, buffers);
+                if found < seq {
+                    return Err(e);
+                }
+            }
+        }
+        Ok(Appended::Now)
+    }
+
     /// Log records this writer has in the table.
     pub fn committed(&self) -> u64 {
         self.view.read().unwrap_or_else(PoisonError::into_inner).committed
@@ -192,7 +242,7 @@ impl LakeTable {
 }
 
 /// Highest sequence number `writer_id` has committed; 0 for none.
-async fn transaction(delta: &DeltaTable, writer_id: &str) -> Result<u64, LakeError> {
+pub(crate) async fn transaction(delta: &DeltaTable, writer_id: &str) -> Result<u64, LakeError> {
     let log_store = delta.log_store();
     let found = delta.snapshot()?.transaction_version(log_store.as_ref(), writer_id).await?;
     Ok(found.and_then(|v| u64::try_from(v).ok()).unwrap_or(0))

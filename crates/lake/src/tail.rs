@@ -3,7 +3,8 @@
 
 use crate::lake::{Inner, Lake};
 use crate::provider::session_over_rows;
-use crate::sql::{SqlLimits, collect, guarded};
+use crate::query::{Task, start};
+use crate::sql::SqlLimits;
 use flywheel_telemetry::Table;
 use flywheel_telemetry::wal::Stored;
 use flywheel_types::{AppId, Error};
@@ -81,11 +82,9 @@ impl Tail {
     }
 
     async fn read(&self, stored: Vec<Stored>) -> Result<TailRows, Error> {
-        let state = session_over_rows(&self.inner, &self.app, self.table, stored)?;
         let limits = SqlLimits { max_rows: MAX_ROWS, ..SqlLimits::default() };
-        let query = self.query.clone();
-        let run = async move { collect(&state, &query, &limits).await };
-        let result = guarded(&self.inner, limits.timeout, run).await?;
+        let state = session_over_rows(&self.inner, &self.app, self.table, stored);
+        let result = start(&self.inner, Task::Run, &self.query, &limits, async { Ok(state?) }).await?.collect().await?;
         Ok(TailRows { rows: result.to_json()?, skipped: result.truncated })
     }
 }

@@ -14,9 +14,30 @@ pub(crate) struct Threads {
     pub slots: Arc<Semaphore>,
 }
 
+/// Who gets a core first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Priority {
+    Normal,
+    /// A tenth of what the threads of the intake get where both want the same core.
+    BehindIntake,
+}
+
+/// Niceness of [`Priority::BehindIntake`].
+const NICE: i32 = 10;
+
 impl Threads {
-    pub fn start(name: &'static str, threads: usize) -> Result<Self, LakeError> {
-        let runtime = Builder::new_multi_thread().worker_threads(threads).thread_name(name).enable_all().build();
+    pub fn start(name: &'static str, threads: usize, priority: Priority) -> Result<Self, LakeError> {
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(threads).thread_name(name).enable_all();
+        if priority == Priority::BehindIntake {
+            builder.on_thread_start(|| {
+                // on Linux this is about the calling thread; where it is refused, it competes with the intake
+                if let Err(e) = rustix::process::setpriority_process(None, NICE) {
+                    tracing::warn!(error = %e, "a thread keeps its priority");
+                }
+            });
+        }
+        let runtime = builder.build();
         let runtime =
             runtime.map_err(|source| LakeError::Io { what: format!("cannot start threads for {name}"), source })?;
         Ok(Self { runtime: Some(runtime), slots: Arc::new(Semaphore::new(threads)) })

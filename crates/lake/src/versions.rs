@@ -14,6 +14,9 @@ pub struct Versions {
     /// Not in cursors of an earlier version.
     #[serde(default)]
     pub rejects: u64,
+    /// The same.
+    #[serde(default)]
+    pub metrics: u64,
 }
 
 impl Versions {
@@ -27,6 +30,7 @@ impl Versions {
             Table::Dispositions => self.dispositions,
             Table::Outcomes => self.outcomes,
             Table::Rejects => self.rejects,
+            Table::Metrics => self.metrics,
         }
     }
     pub(crate) fn set(&mut self, table: Table, version: u64) {
@@ -37,6 +41,25 @@ impl Versions {
             Table::Dispositions => &mut self.dispositions,
             Table::Outcomes => &mut self.outcomes,
             Table::Rejects => &mut self.rejects,
+            Table::Metrics => &mut self.metrics,
         } = version;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cursors of earlier programs, which knew fewer tables.
+    #[test]
+    fn cursors_of_earlier_programs_are_read() {
+        let first = r#"{"interactions":3,"feedback":4,"device_events":5,"dispositions":6,"outcomes":7}"#;
+        let first: Versions = serde_json::from_str(first).unwrap();
+        assert_eq!(Table::ALL.map(|t| first.get(t)), [3, 4, 5, 6, 7, 0, 0]);
+        let second = r#"{"interactions":3,"feedback":4,"device_events":5,"dispositions":6,"outcomes":7,"rejects":8}"#;
+        let mut second: Versions = serde_json::from_str(second).unwrap();
+        assert_eq!(second.get(Table::Rejects), 8);
+        second.set(Table::Metrics, 9);
+        assert_eq!(Table::ALL.map(|t| second.get(t)), [3, 4, 5, 6, 7, 8, 9]);
     }
 }

@@ -9,8 +9,8 @@
 mod support;
 
 use chrono::Duration;
-use flywheel_lake::{Lake, Table};
-use flywheel_telemetry::Settings;
+use flywheel_lake::{Lake, QueryScope, SavedView, SqlLimits, Table, Versions};
+use flywheel_telemetry::{Endpoint, Settings};
 use flywheel_types::assign::Arm;
 use flywheel_types::wire::{DeviceEventKind, EventV1};
 use flywheel_types::{LabelKind, RolloutId, TrustClass};
@@ -293,4 +293,108 @@ async fn outcomes_hold_each_labelled_interaction_once() {
     ] {
         assert_eq!(number(&lake, &app(), &count(filter)).await, n, "{filter}");
     }
+}
+
+/// A day's traffic: of high-8gb four answers with one rejected, an anonymous one, and one of two days before.
+async fn a_day(lake: &Lake) {
+    let (a, b) = (Device::new(1), Device::new(2));
+    a.send(lake, 1, at(-2880), vec![answer("old", at(-2880)), feedback("old", LabelKind::Rejected, at(-2880))])
+        .await
+        .unwrap();
+    let day = ["one", "two", "three"].map(|id| answer(id, at(0)));
+    a.send(lake, 2, at(0), day.to_vec()).await.unwrap();
+    a.send(
+        lake,
+        3,
+        at(5),
+        vec![feedback("one", LabelKind::Edited, at(5)), feedback("two", LabelKind::Accepted, at(5))],
+    )
+    .await
+    .unwrap();
+    b.send(lake, 1, at(6), vec![answer("four", at(6))]).await.unwrap();
+    lake.ingestor().ingest(forged(a.install, 9, at(7), vec![answer("claimed", at(7))])).await.unwrap();
+    let mut gauges = a.request(&app(), 1, at(8), Vec::new());
+    gauges.endpoint = Endpoint::OtlpMetrics;
+    gauges.body = r#"{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"name":"fleet.battery.level","unit":"1","gauge":{"dataPoints":[
+        {"asDouble":0.25},{"asInt":"1"}]}}]}]}]}"#.into();
+    (gauges.headers.signature, gauges.headers.public_key) = (None, None);
+    lake.ingestor().ingest(gauges).await.unwrap();
+    let v = lake.flush_and_watermark().await.unwrap();
+    assert_eq!(lake.outcomes_advance(&app(), &Versions::default(), &v).await.unwrap(), 3);
+}
+
+fn scope(views: &[(&str, &str)]) -> QueryScope {
+    let views = views.iter().map(|(name, query)| SavedView { name: (*name).into(), query: (*query).into() }).collect();
+    QueryScope { app: app(), now: Some(at(30)), views }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn built_in_views_show_the_last_day() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = open(dir.path()).await;
+    a_day(&lake).await;
+    let limits = SqlLimits::default();
+    let view = async |name: &str| {
+        let mut rows = lake.view(scope(&[]), name, &limits).await.unwrap().to_json().unwrap();
+        rows.sort_by_key(ToString::to_string);
+        rows
+    };
+    let group = |trust: &str, answers: i64, rejected: i64, rate: f64| {
+        serde_json::json!({ "template_id": "faq@3", "bundle": bundle(1).to_hex(), "device_class": "high-8gb", "trust": trust,
+            "answers": answers, "rejected": rejected, "rejection_rate": rate })
+    };
+    assert_eq!(view("rejection_rate_24h").await, [group("anonymous", 1, 0, 0.0), group("keyed", 4, 1, 0.25)]);
+    let latency = view("latency_24h").await;
+    assert_eq!(latency.len(), 2);
+    let keyed = &latency[1];
+    assert_eq!((&keyed["trust"], &keyed["answers"], &keyed["measured"]), (&"keyed".into(), &4.into(), &4.into()));
+    assert_eq!((&keyed["ttft_p50_ms"], &keyed["ttft_p95_ms"]), (&100.0.into(), &100.0.into()));
+    let intake = view("intake_24h").await;
+    let items: i64 = intake.iter().map(|r| r["items"].as_i64().unwrap()).sum();
+    assert_eq!(items, 9, "four answers, two labels, one claimed, two points: {intake:?}");
+    let metrics = view("metrics_24h").await;
+    assert_eq!(metrics.len(), 1);
+    assert_eq!((&metrics[0]["points"], &metrics[0]["mean"]), (&2.into(), &0.625.into()));
+    assert_eq!((&metrics[0]["lowest"], &metrics[0]["highest"]), (&0.25.into(), &1.0.into()));
+    // a day later nothing is left of it
+    let later = QueryScope { now: Some(at(30 + 24 * 60)), ..scope(&[]) };
+    assert_eq!(lake.view(later, "rejection_rate_24h", &limits).await.unwrap().rows(), 0);
+    assert_eq!(lake.view(scope(&[]), "none", &limits).await.unwrap_err().code, "view_not_found");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn saved_views_are_tables_to_a_query() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = open(dir.path()).await;
+    a_day(&lake).await;
+    let limits = SqlLimits::default();
+    let views = [
+        ("proven", "SELECT bundle, answers, rejected FROM rejection_rate_24h WHERE trust <> 'anonymous'"),
+        ("mixed", "SELECT 1 AS n UNION ALL SELECT 2.5"),
+        ("stacked", "SELECT * FROM proven"),
+    ];
+    let ask = async |query: &str| lake.sql(scope(&views), query, &limits).await;
+    let got = ask("SELECT sum(answers) AS a, sum(rejected) AS r FROM proven").await.unwrap().to_json().unwrap();
+    assert_eq!(got, [serde_json::json!({ "a": 4, "r": 1 })]);
+    let got = ask("SELECT sum(n) AS n FROM mixed JOIN proven ON true").await.unwrap().to_json().unwrap();
+    assert_eq!(got[0]["n"], 3.5);
+    // a view of a query's own name wins over a saved one
+    let got = ask("WITH proven AS (SELECT 7 AS answers) SELECT answers FROM proven").await.unwrap().to_json().unwrap();
+    assert_eq!(got[0]["answers"], 7);
+    // one saved view cannot stand on another, whatever the order
+    let e = ask("SELECT * FROM stacked").await.unwrap_err();
+    assert!(e.code == "bad_query" && e.message.contains("the view `stacked`"), "{e}");
+    assert_eq!(ask("SELECT * FROM proven, stacked").await.unwrap_err().code, "bad_query");
+    let check = async |name: &str, query: &str| {
+        lake.check_view(scope(&views), &SavedView { name: name.into(), query: query.into() }).await
+    };
+    let columns = check("fresh", views[0].1).await.unwrap();
+    let shown: Vec<(&str, &str)> = columns.iter().map(|c| (c.name.as_str(), c.kind.as_str())).collect();
+    assert_eq!(shown, [("bundle", "Utf8"), ("answers", "Int64"), ("rejected", "Int64")]);
+    assert_eq!(check("fresh", "SELECT * FROM proven").await.unwrap_err().code, "bad_query");
+    assert_eq!(check("unnest", "SELECT 1 AS one").await.unwrap_err().code, "bad_view_name");
+    let twice = "SELECT a.bundle, b.bundle FROM interactions a JOIN interactions b ON a.bundle = b.bundle";
+    assert_eq!(check("fresh", twice).await.unwrap_err().code, "bad_view");
+    let now = ask("SELECT CAST(now() AS VARCHAR) AS now").await.unwrap().to_json().unwrap();
+    assert!(now[0]["now"].as_str().unwrap().starts_with("2026-03-01T00:30"), "time is that of the business: {now:?}");
 }

@@ -8,7 +8,7 @@
 
 mod support;
 
-use flywheel_lake::{Lake, SqlLimits};
+use flywheel_lake::{Lake, QueryScope, SavedView, SqlLimits};
 use flywheel_types::{AppId, ErrorKind};
 use std::path::Path;
 use support::{Device, answer, app, at, open, with_content};
@@ -93,6 +93,17 @@ async fn nothing_but_the_views_exists() {
         "WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT * FROM t".into(),
         "SELECT read_file('/etc/passwd')".into(),
         "SELECT getenv('HOME')".into(),
+        // one call of these can take gigabytes or minutes
+        "SELECT repeat('x', 2000000000)".into(),
+        "SELECT lpad('x', 2000000000), rpad('x', 2000000000)".into(),
+        "SELECT range(0, 10000000000)".into(),
+        "SELECT unnest(generate_series(0, 10000000000))".into(),
+        "SELECT array_repeat(1, 2000000000)".into(),
+        "SELECT list_repeat(1, 2000000000), list_resize([1], 2000000000)".into(),
+        "SELECT levenshtein(question_text, answer_text) FROM interactions".into(),
+        "SELECT array_agg(answer_text) OVER (ORDER BY received_at) FROM interactions".into(),
+        "SELECT * FROM (SELECT string_agg(answer_text, ',') OVER (PARTITION BY trust) AS s FROM interactions)".into(),
+        "SELECT * FROM interactions WHERE interaction_id = $1".into(),
     ] {
         let e = lake.sql(&app(), &query, &SqlLimits::default()).await.err();
         assert_eq!(e.as_ref().map(|e| e.kind), Some(ErrorKind::Invalid), "{query}: {e:?}");
@@ -136,6 +147,53 @@ async fn no_query_sees_rows_of_another_app() {
     // Dispositions of the other app are counts of the other app.
     let n = support::number(&lake, &app(), "SELECT sum(items) FROM dispositions").await;
     assert_eq!(n, 2);
+}
+
+fn saved(of: &[(&str, &str)]) -> QueryScope {
+    let views = of.iter().map(|(name, query)| SavedView { name: (*name).into(), query: (*query).into() }).collect();
+    QueryScope { app: app(), now: Some(at(30)), views }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_saved_view_shows_no_more_than_its_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let lake = two_apps(dir.path()).await;
+    let limits = SqlLimits::default();
+    for query in [
+        "SELECT * FROM interactions",
+        "SELECT * FROM lake.app.interactions WHERE app = 'victim' OR true",
+        "WITH interactions AS (SELECT * FROM interactions) SELECT * FROM interactions",
+    ] {
+        let scope = saved(&[("v", query)]);
+        let view = &scope.views[0];
+        assert!(lake.check_view(&app(), view).await.is_ok(), "{query}");
+        for outer in ["SELECT * FROM v", "SELECT * FROM lake.app.v WHERE app <> 'support-app' OR true"] {
+            let result = lake.sql(scope.clone(), outer, &limits).await.unwrap();
+            assert_eq!(result.rows(), 2, "{query}");
+            let text = serde_json::to_string(&result.to_json().unwrap()).unwrap();
+            assert!(!text.contains("victim") && !text.contains("secret"), "{query} showed {text}");
+        }
+    }
+    // what is no SELECT over the tables is refused when it is saved, and again when it is used
+    for query in
+        ["DROP TABLE interactions", "SELECT 1; SELECT 2", "SELECT * FROM '/etc/passwd'", "SELECT * FROM v", "", "v"]
+    {
+        let scope = saved(&[("v", query)]);
+        let view = &scope.views[0];
+        assert_eq!(lake.check_view(&app(), view).await.unwrap_err().code, "bad_query", "{query}");
+        assert_eq!(lake.sql(scope, "SELECT * FROM v", &limits).await.unwrap_err().code, "bad_query", "{query}");
+    }
+    // tables and built-in views cannot be hidden, and a name is no SQL
+    let scope = saved(&[
+        ("interactions", "SELECT 'x' AS interaction_id"),
+        ("intake_24h", "SELECT 'x' AS source"),
+        ("a\" CROSS JOIN \"interactions", "SELECT 1 AS one"),
+    ]);
+    let n = lake.sql(scope.clone(), "SELECT interaction_id FROM interactions", &limits).await.unwrap().rows();
+    assert_eq!(n, 2);
+    assert!(lake.view(scope.clone(), "intake_24h", &limits).await.unwrap().schema.column_with_name("items").is_some());
+    let e = lake.view(scope, "a\" CROSS JOIN \"interactions", &limits).await.unwrap_err();
+    assert_eq!(e.code, "bad_query");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -102,11 +102,13 @@ impl Backend {
             Self::Sqlite => &[
                 (1, "control", include_str!("../../../migrations/sqlite/0001_control.sql")),
                 (2, "ingest_quota", include_str!("../../../migrations/sqlite/0002_ingest_quota.sql")),
+                (3, "saved_views", include_str!("../../../migrations/sqlite/0003_saved_views.sql")),
                 (4, "erasure", include_str!("../../../migrations/sqlite/0004_erasure.sql")),
             ],
             Self::Postgres => &[
                 (1, "control", include_str!("../../../migrations/postgres/0001_control.sql")),
                 (2, "ingest_quota", include_str!("../../../migrations/postgres/0002_ingest_quota.sql")),
+                (3, "saved_views", include_str!("../../../migrations/postgres/0003_saved_views.sql")),
                 (4, "erasure", include_str!("../../../migrations/postgres/0004_erasure.sql")),
             ],
         }

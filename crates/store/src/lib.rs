@@ -44,6 +44,7 @@ pub mod secret;
 pub mod templates;
 pub mod tokens;
 mod tx;
+pub mod views;
 mod words;
 
 pub use connect::{Store, StoreOptions};

@@ -2,10 +2,13 @@
 //! appended. The `table!` macro of [`crate::rows`] builds schemas and encoders from these pieces.
 
 use arrow::array::{
-    ArrayBuilder, BooleanBuilder, Date32Builder, Float32Builder, Float64Builder, Int32Builder, Int64Builder,
-    ListBuilder, MapBuilder, MapFieldNames, StringBuilder, TimestampMicrosecondBuilder,
+    Array, ArrayBuilder, AsArray as _, BooleanBuilder, Date32Builder, Float32Builder, Float64Builder, Int32Builder,
+    Int64Builder, ListBuilder, MapBuilder, MapFieldNames, StringBuilder, TimestampMicrosecondBuilder,
 };
-use arrow::datatypes::{DataType, Field, Fields, TimeUnit};
+use arrow::datatypes::{
+    DataType, Date32Type, Field, Fields, Float32Type, Float64Type, Int32Type, Int64Type, TimeUnit,
+    TimestampMicrosecondType,
+};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -146,9 +149,28 @@ impl Column for Vec<Text<'_>> {
     }
 }
 
+impl Column for Vec<Option<f64>> {
+    type Builder = ListBuilder<Float64Builder>;
+    const NULLABLE: bool = true;
+    fn data_type() -> DataType {
+        <Vec<f64> as Column>::data_type()
+    }
+    fn builder(rows: usize) -> Self::Builder {
+        <Vec<f64> as Column>::builder(rows)
+    }
+    fn append(&self, to: &mut Self::Builder) {
+        for v in self {
+            to.values().append_option(*v);
+        }
+        to.append(true);
+    }
+}
+
 lists! {
     i32 => Int32Builder, DataType::Int32;
+    i64 => Int64Builder, DataType::Int64;
     f32 => Float32Builder, DataType::Float32;
+    f64 => Float64Builder, DataType::Float64;
     bool => BooleanBuilder, DataType::Boolean;
 }
 
@@ -180,5 +202,75 @@ impl Column for Attrs<'_> {
         // Keys and values were appended in pairs, the only thing `append` checks.
         let ok = to.append(true);
         debug_assert!(ok.is_ok(), "map keys and values differ in number");
+    }
+}
+
+/// A Rust type that is read back from its column; texts borrow from it.
+pub trait Readable<'a>: Column + Default {
+    /// The value at `row`; the default of what is NULL.
+    fn read(column: &'a dyn Array, row: usize) -> Self;
+}
+
+macro_rules! readable {
+    ($($ty:ty: |$c:ident, $row:ident| $get:expr;)+) => {$(
+        impl<'a> Readable<'a> for Option<$ty> {
+            fn read($c: &'a dyn Array, $row: usize) -> Self {
+                if $c.is_null($row) { None } else { $get }
+            }
+        }
+        impl<'a> Readable<'a> for $ty {
+            fn read(column: &'a dyn Array, row: usize) -> Self {
+                <Option<$ty> as Readable<'a>>::read(column, row).unwrap_or_default()
+            }
+        }
+    )+};
+}
+
+readable! {
+    Text<'a>: |c, row| c.as_string_opt::<i32>().map(|a| a.value(row).into());
+    String: |c, row| c.as_string_opt::<i32>().map(|a| a.value(row).into());
+    bool: |c, row| c.as_boolean_opt().map(|a| a.value(row));
+    i32: |c, row| c.as_primitive_opt::<Int32Type>().map(|a| a.value(row));
+    i64: |c, row| c.as_primitive_opt::<Int64Type>().map(|a| a.value(row));
+    f64: |c, row| c.as_primitive_opt::<Float64Type>().map(|a| a.value(row));
+    Day: |c, row| c.as_primitive_opt::<Date32Type>().map(|a| Day(a.value(row)));
+    Micros: |c, row| c.as_primitive_opt::<TimestampMicrosecondType>().map(|a| Micros(a.value(row)));
+}
+
+/// The elements of the list at `row`; none of NULL.
+fn elements(column: &dyn Array, row: usize) -> Option<(&dyn Array, std::ops::Range<usize>)> {
+    let list = column.as_list_opt::<i32>().filter(|list| list.is_valid(row))?;
+    let offsets = list.value_offsets();
+    let at = |i: usize| usize::try_from(offsets[i]).unwrap_or_default();
+    Some((list.values().as_ref(), at(row)..at(row + 1)))
+}
+
+macro_rules! readable_lists {
+    ($($item:ty: |$c:ident| $array:expr;)+) => {$(
+        impl<'a> Readable<'a> for Vec<$item> {
+            fn read(column: &'a dyn Array, row: usize) -> Self {
+                let Some(($c, places)) = elements(column, row) else { return Vec::new() };
+                let Some(array) = $array else { return Vec::new() };
+                places.map(|i| if array.is_null(i) { Default::default() } else { array.value(i).into() }).collect()
+            }
+        }
+    )+};
+}
+
+readable_lists! {
+    Text<'a>: |c| c.as_string_opt::<i32>();
+    i32: |c| c.as_primitive_opt::<Int32Type>();
+    f32: |c| c.as_primitive_opt::<Float32Type>();
+    bool: |c| c.as_boolean_opt();
+}
+
+impl<'a> Readable<'a> for Attrs<'a> {
+    fn read(column: &'a dyn Array, row: usize) -> Self {
+        let Some(map) = column.as_map_opt().filter(|map| map.is_valid(row)) else { return Self::default() };
+        let texts = (map.keys().as_string_opt::<i32>(), map.values().as_string_opt::<i32>());
+        let (Some(keys), Some(values)) = texts else { return Self::default() };
+        let at = |i: usize| usize::try_from(map.value_offsets()[i]).unwrap_or_default();
+        let pair = |i: usize| values.is_valid(i).then(|| (keys.value(i).into(), values.value(i).into()));
+        Self((at(row)..at(row + 1)).filter_map(pair).collect())
     }
 }

@@ -5,7 +5,7 @@ use crate::column::{Day, Micros, Text};
 use crate::disposition::Kind;
 use crate::limits::Limits;
 use crate::mask::Masks;
-use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow, Table, TableRows};
+use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow, MetricRow, Table, TableRows};
 use crate::trust::Sender;
 use crate::user::UserKeys;
 use arrow::error::ArrowError;
@@ -23,6 +23,10 @@ pub enum Endpoint {
     OtlpTraces,
     /// `/v1/logs`.
     OtlpLogs,
+    /// `/v1/metrics`.
+    OtlpMetrics,
+    /// Files of history (`/v1/imports`).
+    Import,
 }
 
 impl Endpoint {
@@ -34,12 +38,14 @@ impl Endpoint {
             Self::Feedback => "feedback",
             Self::OtlpTraces => "otlp_traces",
             Self::OtlpLogs => "otlp_logs",
+            Self::OtlpMetrics => "otlp_metrics",
+            Self::Import => "import",
         }
     }
     /// Whether answers follow the OTLP/HTTP rules.
     #[must_use]
     pub fn is_otlp(self) -> bool {
-        matches!(self, Self::OtlpTraces | Self::OtlpLogs)
+        matches!(self, Self::OtlpTraces | Self::OtlpLogs | Self::OtlpMetrics)
     }
 }
 
@@ -77,6 +83,7 @@ pub struct Decoded<'a> {
     pub interactions: Vec<InteractionRow<'a>>,
     pub feedback: Vec<FeedbackRow<'a>>,
     pub device_events: Vec<DeviceEventRow<'a>>,
+    pub metrics: Vec<MetricRow<'a>>,
     pub quarantined: Vec<Quarantined>,
     /// Sequence number of an SDK batch.
     pub seq: Option<u64>,
@@ -92,15 +99,17 @@ impl Decoded<'_> {
     /// Items of the request, kept or not.
     #[must_use]
     pub fn items(&self) -> usize {
-        self.interactions.len() + self.feedback.len() + self.device_events.len() + self.quarantined.len()
+        let kept = self.interactions.len() + self.feedback.len() + self.device_events.len() + self.metrics.len();
+        kept + self.quarantined.len()
     }
     /// Items that will be stored, per kind.
     #[must_use]
-    pub fn stored(&self) -> [(Kind, u64); 3] {
+    pub fn stored(&self) -> [(Kind, u64); 4] {
         [
             (Kind::Interaction, self.interactions.len() as u64),
             (Kind::Feedback, self.feedback.len() as u64),
             (Kind::Device, self.device_events.len() as u64),
+            (Kind::Metric, self.metrics.len() as u64),
         ]
     }
     /// The rows as Arrow batches.
@@ -118,6 +127,9 @@ impl Decoded<'_> {
         if !self.device_events.is_empty() {
             rows.set(Table::DeviceEvents, DeviceEventRow::encode(&self.device_events)?);
         }
+        if !self.metrics.is_empty() {
+            rows.set(Table::Metrics, MetricRow::encode(&self.metrics)?);
+        }
         Ok(rows)
     }
 }
@@ -125,8 +137,8 @@ impl Decoded<'_> {
 /// Drift below this is left alone: correcting small drifts makes data worse (the 55-minute minimum of Sentry Relay).
 const MIN_DRIFT_US: i64 = 55 * 60 * 1_000_000;
 /// Device times before this are a phone whose clock was never set (2015-01-01).
-const SANE_FROM_US: i64 = 1_420_070_400_000_000;
-const DAY_US: i64 = 86_400_000_000;
+pub(crate) const SANE_FROM_US: i64 = 1_420_070_400_000_000;
+pub(crate) const DAY_US: i64 = 86_400_000_000;
 
 /// The stamps of one record.
 #[derive(Debug, Clone, Copy)]
@@ -172,14 +184,19 @@ const SHORT: usize = 128;
 
 /// Text of a short field: control characters out, cut at 128 bytes on a character boundary.
 pub(crate) fn short(text: Text<'_>) -> Option<Text<'_>> {
+    bounded(text, SHORT)
+}
+
+/// Text without control characters, cut at `max` bytes on a character boundary.
+pub(crate) fn bounded(text: Text<'_>, max: usize) -> Option<Text<'_>> {
     // every control character is below 0x20, 0x7f, or begins with the byte 0xc2 (C1)
-    let clean = text.len() <= SHORT && !text.bytes().any(|b| b < 0x20 || b == 0x7f || b == 0xc2);
+    let clean = text.len() <= max && !text.bytes().any(|b| b < 0x20 || b == 0x7f || b == 0xc2);
     if clean {
         return (!text.is_empty()).then_some(text);
     }
     let mut out: String = text.chars().filter(|c| !c.is_control()).collect();
-    if out.len() > SHORT {
-        let cut = (0..=SHORT).rev().find(|i| out.is_char_boundary(*i)).unwrap_or(0);
+    if out.len() > max {
+        let cut = (0..=max).rev().find(|i| out.is_char_boundary(*i)).unwrap_or(0);
         out.truncate(cut);
     }
     (!out.is_empty()).then_some(out.into())

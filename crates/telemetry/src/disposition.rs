@@ -36,6 +36,8 @@ pub enum Kind {
     Interaction,
     Feedback,
     Device,
+    /// A data point of a metric.
+    Metric,
     /// Could not be told.
     Unknown,
     /// A whole request that was refused before its items could be counted.
@@ -50,6 +52,7 @@ impl Kind {
             Self::Interaction => "interaction",
             Self::Feedback => "feedback",
             Self::Device => "device",
+            Self::Metric => "metric",
             Self::Unknown => "unknown",
             Self::Request => "request",
         }

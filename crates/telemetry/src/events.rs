@@ -105,6 +105,29 @@ fn decode_lines<'a>(ctx: &Context<'a>, lines: bool, text: &'a str) -> Result<Dec
     Ok(out)
 }
 
+/// One line of history: an event, and beside its fields what a live upload has in its envelope: `install_id`, `sdk`,
+/// `device`, and the `received_at` of the time. Adds one row or one quarantined record.
+pub(crate) fn history<'a>(ctx: &Context<'a>, out: &mut Decoded<'a>, line: usize, text: &'a str) {
+    #[derive(Deserialize)]
+    struct Beside {
+        install_id: Option<String>,
+        sdk: Option<String>,
+        received_at: Option<DateTime<Utc>>,
+        device: Option<DeviceFactsV1>,
+    }
+    let beside = match serde_json::from_str::<Beside>(text) {
+        Ok(beside) => beside,
+        Err(e) => return out.quarantine(kind_of(text), "bad_event", format!("line {line}: {e}")),
+    };
+    let fact = |text: Option<String>| text.and_then(|t| short(t.into()));
+    let device = beside.device.unwrap_or_default();
+    let (install, sdk) = (fact(beside.install_id), fact(beside.sdk));
+    let shared = Shared { install, seq: None, sent_at: None, sdk, device: &device };
+    let mut one = Decoded::default();
+    event(ctx, &shared, &mut one, line, text);
+    crate::import::add(ctx, one, beside.received_at.map(Micros::from), line, out);
+}
+
 fn event<'a>(ctx: &Context<'a>, shared: &Shared<'_>, out: &mut Decoded<'a>, index: usize, raw: &'a str) {
     match serde_json::from_str::<EventV1>(raw) {
         Ok(EventV1::Interaction(x)) => interaction(ctx, shared, out, index, x),

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::io::Read;
 
 /// Largest window of a zstd stream, as a power of two: the 8 MiB every decoder should support (RFC 8878, 3.1.1.1.2).
-const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+pub(crate) const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// The body as the decoders see it.
 ///

@@ -225,6 +225,9 @@ pub struct Ingestor {
 /// Pieces of the log that a slow watcher may be behind.
 const FRESH: usize = 4096;
 
+/// What a request takes at least while it is in memory: its rows are columns, and the smallest column has a size, bytes.
+const SMALLEST_REQUEST: usize = 16 << 10;
+
 /// Bodies up to this size are decoded on the caller's task, larger ones on a blocking thread, bytes.
 const INLINE_DECODE: usize = 64 << 10;
 
@@ -243,6 +246,7 @@ impl Ingestor {
                 "split the batch",
             ));
         }
+        let size = size.max(SMALLEST_REQUEST);
         let slot = Slot { shared: Arc::clone(&self.shared), size };
         let in_flight = self.shared.in_flight.fetch_add(size, Ordering::Relaxed) + size;
         let backlog = self.shared.buffers.bytes();

@@ -13,6 +13,7 @@ pub mod dedup;
 pub mod disposition;
 pub mod error;
 pub mod events;
+pub mod import;
 pub mod inflate;
 pub mod ingest;
 pub mod limits;

@@ -8,7 +8,7 @@ pub struct Limits {
     pub encoded_bytes: usize,
     /// Bytes of the body after decompression.
     pub decoded_bytes: usize,
-    /// Records (events, log records or spans) in one request.
+    /// Records (events, log records, spans or data points) in one request.
     pub records: usize,
     /// Attributes of one record, resource and scope included.
     pub attributes: usize,
@@ -22,6 +22,8 @@ pub struct Limits {
     pub chunks: usize,
     /// Nesting of attribute values.
     pub depth: usize,
+    /// Buckets or quantiles of one data point, per list.
+    pub buckets: usize,
 }
 
 impl Default for Limits {
@@ -36,6 +38,7 @@ impl Default for Limits {
             text_bytes: 64 << 10,
             chunks: 128,
             depth: 16,
+            buckets: 512,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! an old partition). Times are UTC microseconds. Numbers that were NaN or infinite on the wire are NULL and counted
 //! in `nonfinite_fields`.
 
-use crate::column::{Attrs, Column, Day, Micros, Text};
+use crate::column::{Attrs, Column, Day, Micros, Readable, Text};
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
@@ -14,7 +14,8 @@ use std::sync::{Arc, OnceLock};
 /// Version of the table schemas below; stored in their Arrow metadata.
 pub const SCHEMA_VERSION: &str = "1";
 
-/// The tables. `Outcomes` is derived by a pipeline step; the others are filled by ingest.
+/// The tables. `Outcomes` is derived by a pipeline step; the others are filled by ingest. A new one goes to the end: the log
+/// tells them apart by their place here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
     Interactions,
@@ -23,15 +24,23 @@ pub enum Table {
     Dispositions,
     Outcomes,
     Rejects,
+    Metrics,
 }
 
 impl Table {
     /// Every table.
-    pub const ALL: [Self; 6] =
-        [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions, Self::Outcomes, Self::Rejects];
+    pub const ALL: [Self; 7] = [
+        Self::Interactions,
+        Self::Feedback,
+        Self::DeviceEvents,
+        Self::Dispositions,
+        Self::Outcomes,
+        Self::Rejects,
+        Self::Metrics,
+    ];
     /// Tables whose rows come through the write-ahead log.
-    pub const INGESTED: [Self; 5] =
-        [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions, Self::Rejects];
+    pub const INGESTED: [Self; 6] =
+        [Self::Interactions, Self::Feedback, Self::DeviceEvents, Self::Dispositions, Self::Rejects, Self::Metrics];
 
     /// Name in SQL, and of the folder.
     #[must_use]
@@ -43,6 +52,7 @@ impl Table {
             Self::Dispositions => "dispositions",
             Self::Outcomes => "outcomes",
             Self::Rejects => "rejects",
+            Self::Metrics => "metrics",
         }
     }
     /// The table called `name`.
@@ -60,6 +70,7 @@ impl Table {
             Self::Dispositions => DispositionRow::schema(),
             Self::Outcomes => OutcomeRow::schema(),
             Self::Rejects => RejectRow::schema(),
+            Self::Metrics => MetricRow::schema(),
         }
     }
 }
@@ -95,6 +106,15 @@ macro_rules! table {
                 }),+];
                 RecordBatch::try_new(Self::schema(), columns)
             }
+            /// One row of a batch that has the columns of the schema in order; what is NULL and may not be is the default.
+            #[must_use]
+            pub fn read<'r>(rows: &'r RecordBatch, row: usize) -> Self
+            where
+                $($ty: Readable<'r>),+
+            {
+                let mut columns = rows.columns().iter();
+                Self { $($field: columns.next().map(|c| <$ty as Readable<'r>>::read(c.as_ref(), row)).unwrap_or_default()),+ }
+            }
         }
     };
 }
@@ -112,7 +132,7 @@ table! {
         /// the receipt when the device clock is absurd.
         occurred_at: Micros,
         sent_at: Option<Micros>,
-        /// `events`, `feedback`, `otlp_traces` or `otlp_logs`.
+        /// `events`, `feedback`, `otlp_traces`, `otlp_logs` or `import`.
         source: Text<'a>,
         /// Trust class word.
         trust: Text<'a>,
@@ -253,7 +273,7 @@ table! {
         received_date: Day,
         received_at: Micros,
         source: String,
-        /// `interaction`, `feedback`, `device`, `unknown` or `request`.
+        /// `interaction`, `feedback`, `device`, `metric`, `unknown` or `request`.
         kind: String,
         trust: String,
         /// `stored`, `duplicate`, `quarantined` or `refused_intake`.
@@ -306,6 +326,89 @@ table! {
         reason: Text<'a>,
         /// What was wrong and where; masked.
         detail: Text<'a>,
+    }
+}
+
+table! {
+    /// One data point of a metric, as OTLP tells it.
+    MetricRow<'a> {
+        app: Text<'a>,
+        received_date: Day,
+        /// Receipt, business clock.
+        received_at: Micros,
+        /// Device clock as sent.
+        event_at: Option<Micros>,
+        /// As in `interactions`.
+        occurred_at: Micros,
+        /// Device clock as sent: where a sum or histogram begins.
+        start_at: Option<Micros>,
+        /// `otlp_metrics`.
+        source: Text<'a>,
+        /// Trust class word.
+        trust: Text<'a>,
+        install_id: Option<Text<'a>>,
+        name: Text<'a>,
+        unit: Option<Text<'a>>,
+        description: Option<Text<'a>>,
+        /// `gauge`, `sum`, `histogram`, `exponential_histogram` or `summary`.
+        kind: Text<'a>,
+        /// Of sums.
+        is_monotonic: Option<bool>,
+        /// `delta` or `cumulative`; of sums and histograms.
+        temporality: Option<Text<'a>>,
+        /// Of gauges and sums: one of the two.
+        value_double: Option<f64>,
+        value_int: Option<i64>,
+        /// Of histograms and summaries.
+        count: Option<i64>,
+        sum: Option<f64>,
+        min: Option<f64>,
+        max: Option<f64>,
+        /// Histogram: upper bounds, and one count more than bounds.
+        explicit_bounds: Vec<f64>,
+        bucket_counts: Vec<i64>,
+        /// Exponential histogram: bucket `i` of the positive counts holds values in
+        /// `(base^(positive_offset + i), base^(positive_offset + i + 1)]`, base = 2^(2^-scale).
+        scale: Option<i32>,
+        zero_count: Option<i64>,
+        zero_threshold: Option<f64>,
+        positive_offset: Option<i32>,
+        positive_counts: Vec<i64>,
+        negative_offset: Option<i32>,
+        negative_counts: Vec<i64>,
+        /// Summary: parallel lists; a value that was no number is NULL.
+        quantiles: Vec<f64>,
+        quantile_values: Vec<Option<f64>>,
+        /// Bit 0: the source recorded no value.
+        flags: i64,
+        operation: Option<Text<'a>>,
+        provider: Option<Text<'a>>,
+        request_model: Option<Text<'a>>,
+        response_model: Option<Text<'a>>,
+        /// `input` or `output`, of `gen_ai.client.token.usage`.
+        token_type: Option<Text<'a>>,
+        error_type: Option<Text<'a>>,
+        template_id: Option<Text<'a>>,
+        bundle: Option<Text<'a>>,
+        rollout_id: Option<Text<'a>>,
+        phase: Option<i32>,
+        arm: Option<Text<'a>>,
+        adapter: Option<Text<'a>>,
+        quantization: Option<Text<'a>>,
+        session_id: Option<Text<'a>>,
+        device_class: Option<Text<'a>>,
+        device_model: Option<Text<'a>>,
+        soc: Option<Text<'a>>,
+        ram_bytes: Option<i64>,
+        os: Option<Text<'a>>,
+        locale: Option<Text<'a>>,
+        app_version: Option<Text<'a>>,
+        runtime: Option<Text<'a>>,
+        sdk: Option<Text<'a>>,
+        nonfinite_fields: i32,
+        dropped_attrs: i32,
+        attrs: Attrs<'a>,
+        user_key: Option<Text<'a>>,
     }
 }
 

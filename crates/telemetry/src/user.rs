@@ -36,6 +36,19 @@ impl UserKeys {
     }
 }
 
+impl UserKeys {
+    /// Whether a text has the form of a key: files of history may hold keys of this installation.
+    #[must_use]
+    pub fn is_key(text: &str) -> bool {
+        text.len() == KEY_BYTES * 2 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    }
+}
+
+/// Names under which a record says whose it is.
+pub(crate) const USER_NAMES: [&str; 5] = ["user_id", "user.id", "user.hash", "enduser.id", "enduser.pseudo.id"];
+/// Names of what is nobody's business.
+pub(crate) const PRIVATE_NAMES: [&str; 3] = ["user.name", "user.full_name", "user.email"];
+
 /// Says nothing of the salt.
 impl std::fmt::Debug for UserKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -56,6 +69,7 @@ mod tests {
         assert_ne!(keys.key(&app("shop"), "anna"), keys.key(&app("news"), "anna"));
         assert_ne!(keys.key(&app("shop"), "anna"), UserKeys::new(&[1; 32]).key(&app("shop"), "anna"));
         assert_eq!(keys.key(&app("shop"), ""), None);
+        assert!(UserKeys::is_key(&keys.key(&app("shop"), "anna").unwrap()) && !UserKeys::is_key("anna"));
         assert_eq!(format!("{keys:?}"), "UserKeys");
     }
 }

@@ -23,6 +23,8 @@ pub struct Config {
     pub clock: ClockConfig,
     pub worker: WorkerConfig,
     pub ingest: IngestConfig,
+    pub flight: Option<FlightConfig>,
+    pub import: ImportConfig,
     pub mail: Option<MailConfig>,
     pub models: ModelsConfig,
 }
@@ -67,8 +69,51 @@ pub struct IngestConfig {
     pub flush_s: u64,
     /// Bytes in the log that are committed at once, without waiting for `flush_s`.
     pub flush_bytes: u64,
+    /// The log begins a new file past this size, bytes; a file is deleted when the tables have all of it.
+    pub segment_bytes: u64,
+    /// Events that one install, known by its signature, may send in a minute; 0 is no quota.
+    pub install_events_per_minute: u32,
+    /// Events that may come from one network (IPv4 /24, IPv6 /56) in a minute; 0 is no quota.
+    pub network_events_per_minute: u32,
+    /// Proxies of ours that stand before the server, each of which adds the address it saw to `X-Forwarded-For`.
+    pub trusted_proxies: usize,
     /// Personal data that is replaced in free text before it is stored.
     pub masks: Masks,
+}
+
+/// Arrow Flight SQL, and what one of its queries may take.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlightConfig {
+    /// Address of the gRPC server.
+    pub listen: SocketAddr,
+    /// Longest time of one query, reading included, seconds.
+    #[serde(default = "flight_timeout")]
+    pub timeout_s: u64,
+    /// Rows of one result.
+    #[serde(default = "flight_rows")]
+    pub max_rows: usize,
+    /// Arrow memory of one result, bytes; it is streamed, never held as a whole.
+    #[serde(default = "flight_bytes")]
+    pub max_bytes: usize,
+}
+
+fn flight_timeout() -> u64 {
+    60
+}
+fn flight_rows() -> usize {
+    1_000_000
+}
+fn flight_bytes() -> usize {
+    256 << 20
+}
+
+/// History from files.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ImportConfig {
+    /// Folders and prefixes of buckets that may be imported from, as URLs; nothing when empty.
+    pub sources: Vec<String>,
 }
 
 /// Where mail goes.
@@ -108,6 +153,8 @@ impl Default for Config {
             clock: ClockConfig::System { tick_s: 60 },
             worker: WorkerConfig::default(),
             ingest: IngestConfig::default(),
+            flight: None,
+            import: ImportConfig::default(),
             mail: None,
             models: ModelsConfig::default(),
         }
@@ -128,6 +175,10 @@ impl Default for IngestConfig {
             upload_timeout_s: 60,
             flush_s: 10,
             flush_bytes: 512 << 20,
+            segment_bytes: 64 << 20,
+            install_events_per_minute: 0,
+            network_events_per_minute: 0,
+            trusted_proxies: 0,
             masks: Masks::default(),
         }
     }
@@ -163,10 +214,19 @@ impl Config {
         {
             bail!("database_url must begin with sqlite: or postgres:");
         }
+        if let Some(f) = &self.flight
+            && (f.timeout_s == 0 || f.max_rows == 0 || f.max_bytes == 0)
+        {
+            bail!("a limit of [flight] is 0: no query could answer; leave the key out for its default");
+        }
         if let Some(m) = &self.mail
             && m.to.is_empty()
         {
             bail!("mail.to is empty: name at least one recipient or remove [mail]");
+        }
+        for source in &self.import.sources {
+            flywheel_lake::import::check(source, std::slice::from_ref(source))
+                .map_err(|e| anyhow::anyhow!("import.sources: {}: {}", e.message, e.hint))?;
         }
         Ok(())
     }
@@ -212,6 +272,18 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/flywheel.toml");
         let config = Config::load(Some(&path)).unwrap();
         assert!(config.worker.embedded);
+    }
+
+    #[test]
+    fn a_source_that_is_no_folder_or_bucket_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (source, fits) in [("file:///srv/history/", true), ("s3://bucket/x", true), ("/srv/history", false)] {
+            std::fs::write(file.path(), format!("[import]\nsources = [\"{source}\"]\n")).unwrap();
+            let loaded = Config::load(Some(file.path()));
+            assert_eq!(loaded.is_ok(), fits, "{source}: {loaded:?}");
+        }
+        let e = format!("{:#}", Config::load(Some(file.path())).unwrap_err());
+        assert!(e.contains("import.sources") && e.contains("/srv/history"), "{e}");
     }
 
     #[test]

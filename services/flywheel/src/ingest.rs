@@ -82,6 +82,7 @@ pub fn lake_config(config: &Config, users: UserKeys) -> Result<LakeConfig> {
     lake.writer_id.clone_from(&config.writer_id);
     lake.commit_interval = std::time::Duration::from_secs(config.ingest.flush_s);
     lake.commit_bytes = config.ingest.flush_bytes;
+    lake.log.segment_bytes = config.ingest.segment_bytes;
     lake.ingest.limits.encoded_bytes = config.ingest.max_body_bytes;
     lake.ingest.limits.decoded_bytes = config.ingest.max_body_bytes;
     lake.ingest.backlog_bytes = config.ingest.max_backlog_bytes;

@@ -5,6 +5,8 @@ mod config;
 mod controller;
 mod dashboard;
 mod delivery;
+mod descriptors;
+mod flight;
 mod http;
 mod ingest;
 mod mail;
@@ -63,6 +65,7 @@ async fn run(command: Command) -> Result<()> {
         }
         Command::Api(a) => cli::api::call(a).await,
         Command::Sql(a) => cli::sql::run(a).await,
+        Command::Import(a) => cli::import::run(a).await,
         Command::Model(m) => tokio::task::spawn_blocking(move || cli::model::run(m)).await?,
     }
 }

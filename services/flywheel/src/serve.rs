@@ -4,10 +4,11 @@ use crate::config::{ClockConfig, Config};
 use crate::pipeline::Steps;
 use crate::pipeline::notify::{self, DeadJobs};
 use crate::server::Server;
-use crate::{controller, http};
+use crate::{controller, descriptors, flight, http};
 use anyhow::{Context, Result};
 use flywheel_jobs::{Worker, WorkerOptions};
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -18,11 +19,14 @@ use tokio::sync::watch;
 /// # Errors
 /// When a store, a table or the address cannot be opened.
 pub async fn serve(config: Config) -> Result<()> {
+    let connections = descriptors::raise();
     let server = Server::open(config).await?;
-    let listener = TcpListener::bind(server.config.listen)
-        .await
-        .with_context(|| format!("cannot listen on {}", server.config.listen))?;
-    tracing::info!(address = %server.config.listen, "serving");
+    let listener = listen(server.config.listen)?;
+    let flight_sql = match &server.config.flight {
+        Some(config) => Some((listen(config.listen)?, config.clone())),
+        None => None,
+    };
+    tracing::info!(address = %server.config.listen, flight_sql = server.config.flight.is_some(), "serving");
     if let Err(e) = notify::enqueue_pending(&server).await {
         tracing::warn!(error = %e, inside = e.inside.as_deref(), "mail that waits goes out with the next message");
     }
@@ -38,11 +42,24 @@ pub async fn serve(config: Config) -> Result<()> {
     }
     let app = http::router(server.clone());
     let header_timeout = Duration::from_secs(server.config.ingest.upload_timeout_s);
-    http::listen::serve(listener, app, header_timeout, signal()).await?;
+    let limits = http::listen::Limits { header_timeout, connections };
+    if let Some((listener, config)) = flight_sql {
+        let router = flight::router(server.clone(), config);
+        tasks.spawn(async move {
+            if let Err(e) = http::listen::serve(listener, router, limits, signal()).await {
+                tracing::error!(error = %e, "Flight SQL is no longer served");
+            }
+        });
+    }
+    http::listen::serve(listener, app, limits, signal()).await?;
     let _ = stop.send(true);
     while tasks.join_next().await.is_some() {}
     server.lake.flush().await.map_err(|e| anyhow::anyhow!("the last flush failed: {e}"))?;
     Ok(())
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    http::listen::bind(address).with_context(|| format!("cannot listen on {address}"))
 }
 
 /// Jobs only, until SIGINT or SIGTERM.

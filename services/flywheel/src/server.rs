@@ -4,13 +4,14 @@ use crate::config::{ClockConfig, Config};
 use crate::delivery::{Delivery, Publication};
 use crate::http::auth::IngestApp;
 use crate::http::quota::Quotas;
+use crate::http::senders::SenderQuotas;
 use crate::ingest::Ingest;
 use crate::mail::Mailer;
 use crate::metrics::Metrics;
 use crate::objects::Objects;
 use anyhow::{Context, Result};
 use chrono::{DateTime, Utc};
-use flywheel_lake::Lake;
+use flywheel_lake::{Lake, QueryScope, SavedView};
 use flywheel_store::secret::Secret;
 use flywheel_store::{Store, Tx};
 use flywheel_telemetry::UserKeys;
@@ -32,6 +33,7 @@ pub struct Server {
     pub delivery: Delivery,
     pub metrics: Metrics,
     pub quotas: Quotas,
+    pub senders: SenderQuotas,
     pub mailer: Option<Mailer>,
     /// Set when the business clock is virtual.
     pub virtual_clock: Option<VirtualClock>,
@@ -78,6 +80,10 @@ impl Server {
             delivery,
             metrics: Metrics::default(),
             quotas: Quotas::default(),
+            senders: SenderQuotas::new(
+                config.ingest.install_events_per_minute,
+                config.ingest.network_events_per_minute,
+            ),
             mailer,
             virtual_clock,
             clock,
@@ -104,6 +110,16 @@ impl Server {
     /// `Unavailable` when the database is busy or gone.
     pub async fn begin(&self) -> Result<Tx, Error> {
         Ok(self.store.begin(self.now()).await?)
+    }
+
+    /// What a query of somebody of `app` sees: its rows, its saved views, and the business time.
+    ///
+    /// # Errors
+    /// `Unavailable` when the database is busy or gone.
+    pub async fn query_scope(&self, app: &AppId) -> Result<QueryScope, Error> {
+        let rows = self.store.view_list(app).await?;
+        let views = rows.into_iter().map(|v| SavedView { name: v.name, query: v.query }).collect();
+        Ok(QueryScope { app: app.clone(), now: Some(self.now()), views })
     }
 
     /// The app behind an ingest key.

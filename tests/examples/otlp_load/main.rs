@@ -24,6 +24,10 @@ struct Args {
     records: usize,
     /// First number of the ids; another run on the same server needs another.
     first: u64,
+    /// Requests a second, over all connections; as many as possible when 0.
+    rate: u64,
+    /// The server is killed meanwhile: a broken connection ends its part of the run and is no error.
+    may_end: bool,
     json: Option<PathBuf>,
 }
 
@@ -37,6 +41,8 @@ impl Args {
             connections: 8,
             records: 200,
             first: 0,
+            rate: 0,
+            may_end: false,
             json: None,
         };
         let mut args = std::env::args().skip(1);
@@ -50,6 +56,8 @@ impl Args {
                 "--connections" => out.connections = value.parse()?,
                 "--records" => out.records = value.parse()?,
                 "--first" => out.first = value.parse()?,
+                "--rate" => out.rate = value.parse()?,
+                "--may-end" => out.may_end = value.parse()?,
                 "--json" => out.json = Some(value.into()),
                 other => anyhow::bail!("unknown option {other}"),
             }
@@ -70,15 +78,25 @@ struct Seen {
 }
 
 /// One connection: sends until the time is over. A refused batch is sent again, as a phone would.
-fn send(args: &Args, seen: &Seen, until: Instant) -> Result<()> {
+fn send(args: &Args, seen: &Seen, began: Instant) -> Result<()> {
+    let until = began + Duration::from_secs(args.seconds);
     let mut connection = Connection::open(&args.address, args.format, &args.key)?;
     let mut body = Body::new(args.format, args.records)?;
     let mut acks = Vec::new();
-    while Instant::now() < until {
-        body.number(args.first + seen.next.fetch_add(1, Ordering::Relaxed));
+    'all: while Instant::now() < until {
+        let number = seen.next.fetch_add(1, Ordering::Relaxed);
+        if args.rate > 0 {
+            let due = began + Duration::from_secs_f64(number as f64 / args.rate as f64);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        body.number(args.first + number);
         loop {
             let began = Instant::now();
-            match connection.post(body.bytes())? {
+            let status = match connection.post(body.bytes()) {
+                Err(_) if args.may_end => break 'all,
+                answered => answered?,
+            };
+            match status {
                 200 => {
                     acks.push(u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX));
                     seen.requests.fetch_add(1, Ordering::Relaxed);
@@ -114,11 +132,10 @@ fn main() -> Result<()> {
     let args = Arc::new(Args::parse()?);
     let seen = Arc::new(Seen::default());
     let began = Instant::now();
-    let until = began + Duration::from_secs(args.seconds);
     let threads: Vec<_> = (0..args.connections)
         .map(|_| {
             let (args, seen) = (Arc::clone(&args), Arc::clone(&seen));
-            std::thread::spawn(move || send(&args, &seen, until))
+            std::thread::spawn(move || send(&args, &seen, began))
         })
         .collect();
     for thread in threads {

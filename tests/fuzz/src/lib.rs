@@ -39,6 +39,8 @@ targets! {
     otlp_traces_proto => otlp::traces_proto,
     otlp_traces_json => otlp::traces_json,
     otlp_logs => otlp::logs,
+    otlp_metrics_proto => otlp::metrics_proto,
+    otlp_metrics_json => otlp::metrics_json,
     wal => wal::run,
     gguf => gguf::run,
     tokenizer => text::tokenizer,

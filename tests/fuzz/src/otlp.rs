@@ -1,4 +1,4 @@
-//! OTLP/HTTP bodies: traces and logs, protobuf and JSON.
+//! OTLP/HTTP bodies: traces, logs and metrics, protobuf and JSON.
 
 use crate::choice;
 use crate::telemetry::{check, with_context};
@@ -23,6 +23,16 @@ pub fn logs(data: &[u8]) {
     let (flags, body) = choice(data);
     let encoding = if flags & 1 != 0 { Encoding::Json } else { Encoding::Protobuf };
     request(Endpoint::OtlpLogs, encoding, body);
+}
+
+/// `/v1/metrics` as protobuf.
+pub fn metrics_proto(data: &[u8]) {
+    request(Endpoint::OtlpMetrics, Encoding::Protobuf, data);
+}
+
+/// `/v1/metrics` as JSON.
+pub fn metrics_json(data: &[u8]) {
+    request(Endpoint::OtlpMetrics, Encoding::Json, data);
 }
 
 fn request(endpoint: Endpoint, encoding: Encoding, body: &[u8]) {

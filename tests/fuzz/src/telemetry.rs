@@ -5,7 +5,7 @@ use crate::choice;
 use chrono::{DateTime, Utc};
 use flywheel_telemetry::decode::Context;
 use flywheel_telemetry::inflate::inflate;
-use flywheel_telemetry::rows::InteractionRow;
+use flywheel_telemetry::rows::{InteractionRow, MetricRow};
 use flywheel_telemetry::trust::Sender;
 use flywheel_telemetry::{Decoded, Endpoint, Limits, Masks, Table, UserKeys};
 use flywheel_types::{AppId, InstallId, LabelKind, TrustClass};
@@ -20,6 +20,7 @@ static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits {
     extra_attributes: 4,
     text_bytes: 512,
     chunks: 4,
+    buckets: 6,
     ..Limits::default()
 });
 
@@ -60,6 +61,9 @@ pub(crate) fn check(decoded: &Decoded<'_>, items: Option<usize>) {
     for row in &decoded.interactions {
         interaction(row);
     }
+    for row in &decoded.metrics {
+        metric(row);
+    }
     let rows = decoded.encode().expect("decoded rows fit their columns");
     assert_eq!(rows.rows() as u64, stored, "every stored item is a row");
     let got = rows.get(Table::Interactions).map_or(0, |batch| batch.num_rows());
@@ -80,6 +84,26 @@ fn interaction(row: &InteractionRow<'_>) {
     let facts = [&row.device_class, &row.device_model, &row.soc, &row.os, &row.locale, &row.app_version, &row.runtime];
     // operating system and its version are two facts of 128 bytes and a space
     assert!(facts.iter().all(|f| f.as_ref().is_none_or(|f| f.len() <= 257)));
+}
+
+fn metric(row: &MetricRow<'_>) {
+    assert!(!row.name.is_empty() && row.name.len() <= 255, "{} bytes of name", row.name.len());
+    assert!(row.value_int.is_none() || row.value_double.is_none(), "one value");
+    let numbers = [row.value_double, row.sum, row.min, row.max, row.zero_threshold].into_iter().flatten();
+    let mut numbers =
+        numbers.chain(row.explicit_bounds.iter().copied()).chain(row.quantile_values.iter().copied().flatten());
+    assert!(numbers.all(f64::is_finite), "not a number is stored as no number");
+    let counts = [row.count, row.zero_count].into_iter().flatten();
+    let lists = row.bucket_counts.iter().chain(&row.positive_counts).chain(&row.negative_counts);
+    assert!(counts.chain(lists.copied()).all(|n| n >= 0), "a count is negative");
+    let (bounds, buckets) = (row.explicit_bounds.len(), row.bucket_counts.len());
+    assert!((bounds, buckets) == (0, 0) || buckets == bounds + 1, "{bounds} bounds, {buckets} buckets");
+    assert_eq!(row.quantiles.len(), row.quantile_values.len());
+    let longest = [bounds, row.positive_counts.len(), row.negative_counts.len(), row.quantiles.len()];
+    assert!(longest.into_iter().all(|n| n <= LIMITS.buckets), "{longest:?}");
+    assert!(row.attrs.0.len() <= LIMITS.extra_attributes);
+    let year_2015_us = 1_420_070_400_000_000;
+    assert!(row.occurred_at.0 >= year_2015_us, "absurd clocks get the time of receipt");
 }
 
 /// As much of a batch as the count of its items needs.

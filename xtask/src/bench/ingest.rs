@@ -1,10 +1,10 @@
 //! `bench ingest`: the real server on a disk, its shipped settings, and a load generator on the same machine. Reports what
 //! the intake takes for as long as asked, whether the log's backlog grows, and whether every acknowledged row is there once.
 
-use super::Bench;
 use super::server::{Server, cpu_seconds, gauge, load, rss_kb};
+use super::{Args, Bench, peer};
 use crate::process;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -19,10 +19,7 @@ use std::time::{Duration, Instant};
 const SECONDS: u64 = 300;
 
 /// Runs the load as protobuf, then as JSON.
-pub fn drive(bench: &Bench, peer: bool) -> Result<Value> {
-    if peer {
-        bail!("the peers of `ingest` are run by hand, see docs/benchmarks.md");
-    }
+pub fn drive(bench: &Bench, args: &Args) -> Result<Value> {
     load::build(bench)?;
     let seconds = std::env::var("FLYWHEEL_BENCH_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(SECONDS);
     let mut out = json!({ "bench": "ingest", "load_average_before": fs::read_to_string("/proc/loadavg")?.trim() });
@@ -36,6 +33,10 @@ pub fn drive(bench: &Bench, peer: bool) -> Result<Value> {
             all.extend(found.clone());
         }
         out[format] = found;
+    }
+    if args.peer {
+        out["kill"] = peer::killed_ours(bench, "protobuf")?;
+        out["peer"] = peer::measure(bench, seconds)?;
     }
     Ok(out)
 }
@@ -62,15 +63,43 @@ fn one(bench: &Bench, format: &str, seconds: u64) -> Result<Value> {
     out["doubled"] = json!(stored as i64 - distinct as i64);
     server.wait_until_committed()?;
     out["foreign"] = foreign(&server.dir.join("data/lake/tables/interactions"))?;
+    out["foreign"]["sql"] = ours(&server, stored, distinct)?;
+    out["foreign"]["equal"] = json!(["duckdb", "polars"].map(|engine| equal(&out["foreign"], engine)));
     let bytes = folder_bytes(&server.dir.join("data"), "interactions")?;
     out["bytes_per_event"] = json!(bytes as f64 / stored.max(1) as f64);
     Ok(out)
 }
 
-/// Rows and ids as DuckDB and Polars see them; needs both in the Python that `PYTHON` names.
+/// Columns whose sums are compared.
+const SUMS: [&str; 5] = ["input_tokens", "output_tokens", "peak_memory_bytes", "ttft_ms", "decode_tokens_per_s"];
+
+/// Rows, ids and sums by our own SQL, one query each: a query has ten seconds.
+fn ours(server: &Server, rows: u64, ids: u64) -> Result<Value> {
+    let mut out = vec![json!(rows), json!(ids)];
+    for column in SUMS {
+        out.push(server.sql(&format!("SELECT sum({column}) FROM interactions"))?["rows"][0][0].clone());
+    }
+    Ok(Value::from(out))
+}
+
+/// Whether an engine sees what our SQL says, up to the order in which fractions were added.
+fn equal(foreign: &Value, engine: &str) -> bool {
+    let numbers = |name: &str| -> Vec<f64> {
+        foreign[name].as_array().map(|v| v.iter().filter_map(Value::as_f64).collect()).unwrap_or_default()
+    };
+    let (ours, theirs) = (numbers("sql"), numbers(engine));
+    ours.len() == theirs.len() && ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()))
+}
+
+/// Rows, ids and sums as DuckDB and Polars see them; needs both in the Python that `PYTHON` names.
 fn foreign(table: &Path) -> Result<Value> {
     let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let out = Command::new(python).arg(process::root().join("tests/interop/read_table.py")).arg(table).output()?;
+    let mut read = Command::new(python);
+    read.arg(process::root().join("tests/interop/read_table.py")).arg(table);
+    for column in SUMS {
+        read.args(["--sum", column]);
+    }
+    let out = read.output()?;
     if !out.status.success() {
         println!("left out: DuckDB and Polars are not there ({})", String::from_utf8_lossy(&out.stderr).trim());
         return Ok(Value::Null);

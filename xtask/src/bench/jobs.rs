@@ -2,7 +2,7 @@
 //! fdatasync rate of the same run; on request with apalis beside it under equal settings. Ours and the peer take turns
 //! within each place, so that both meet the same machine.
 
-use super::Bench;
+use super::{Args, Bench};
 use crate::{postgres::Cluster, process};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -42,9 +42,9 @@ const TMPFS: &str = "/dev/shm";
 type Queue<'a> = (&'static str, Box<dyn Fn() -> Command + 'a>);
 
 /// Runs everything, prints a table and answers the report.
-pub fn drive(bench: &Bench, peer: bool) -> Result<Value> {
+pub fn drive(bench: &Bench, args: &Args) -> Result<Value> {
     let mut queues: Vec<Queue<'_>> = vec![("flywheel", Box::new(|| bench.program()))];
-    if peer {
+    if args.peer {
         let program = build_peer()?;
         queues.push(("apalis", Box::new(move || Command::new(&program))));
     }

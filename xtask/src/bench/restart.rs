@@ -1,8 +1,8 @@
 //! `bench restart`: a server that is killed with gigabytes in its log. Reports how long until telemetry is taken again and
 //! until queries are answered, what it costs in memory, and whether every acknowledged row is there once.
 
-use super::Bench;
 use super::server::{Server, gauge, load, request, rss_kb};
+use super::{Args, Bench};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ const NO_COMMITS: &str = "[worker]\nembedded = false\n\
 const PIECE: u64 = 1 << 24;
 
 /// Fills the log, kills, starts again, and asks until everything is answered.
-pub fn drive(bench: &Bench, peer: bool) -> Result<Value> {
-    if peer {
+pub fn drive(bench: &Bench, args: &Args) -> Result<Value> {
+    if args.peer {
         bail!("`restart` has no peer to compare with");
     }
     load::build(bench)?;

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Survives a reboot by convention, so it is no tmpfs.
-const DISK: &str = "/var/tmp";
+pub const DISK: &str = "/var/tmp";
 
 /// `flywheel serve` in a folder of its own.
 pub struct Server {
@@ -20,7 +20,7 @@ pub struct Server {
     pub dir: PathBuf,
     pub address: String,
     pub key: String,
-    token: String,
+    pub token: String,
 }
 
 impl Server {
@@ -55,6 +55,20 @@ impl Server {
         self.child.kill()?;
         self.child.wait()?;
         write_config(&self.dir, &self.address, lines)?;
+        self.child = spawn(&self.dir)?;
+        self.wait()
+    }
+
+    /// Stops it as a person would, and waits for its end.
+    pub fn stop(&mut self) -> Result<()> {
+        let pid = self.child.id().to_string();
+        process::run("stopping the server", Command::new("kill").args(["-TERM", &pid]))?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Starts it again after [`Self::stop`].
+    pub fn restart(&mut self) -> Result<()> {
         self.child = spawn(&self.dir)?;
         self.wait()
     }
@@ -135,8 +149,17 @@ impl Drop for Server {
 }
 
 pub fn rss_kb(pid: u32) -> u64 {
+    memory_kb(pid, "VmRSS:")
+}
+
+/// Most that it had at once.
+pub fn peak_rss_kb(pid: u32) -> u64 {
+    memory_kb(pid, "VmHWM:")
+}
+
+fn memory_kb(pid: u32, field: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    let line = text.lines().find_map(|l| l.strip_prefix(field));
     line.and_then(|l| l.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
@@ -174,7 +197,7 @@ fn raw(address: &str, method: &str, path: &str, token: Option<&str>, body: &str)
 
 /// The load generator (`tests/examples/otlp_load`).
 pub mod load {
-    use super::{Bench, Command, Context as _, Result, Server, Value, fs, process};
+    use super::{Bench, Command, Context as _, Path, Result, Server, Value, fs, process};
 
     /// Connections of the generator.
     const CONNECTIONS: &str = "8";
@@ -189,13 +212,27 @@ pub mod load {
 
     /// Sends for `seconds`; answers its report. Runs on one server need different `first` numbers.
     pub fn run(bench: &Bench, server: &Server, format: &str, seconds: u64, first: u64) -> Result<Value> {
-        let report = server.dir.join("load.json");
+        let mut load = command(bench, &server.address, &server.key, format, seconds)?;
+        load.args(["--first", &first.to_string()]);
+        report(&mut load, &server.dir, &format!("{seconds} s of OTLP/{format}"))
+    }
+
+    /// The generator; options may follow.
+    pub fn command(bench: &Bench, address: &str, key: &str, format: &str, seconds: u64) -> Result<Command> {
         let mut load = Command::new(process::bin_dir()?.join("examples").join(bench.example));
-        load.args(["--address", &server.address, "--key", &server.key, "--format", format])
-            .args(["--seconds", &seconds.to_string(), "--connections", CONNECTIONS, "--first", &first.to_string()])
-            .arg("--json")
-            .arg(&report);
-        process::run_quiet(&format!("{seconds} s of OTLP/{format}"), &mut load)?;
+        load.args(["--address", address, "--key", key, "--format", format]).args([
+            "--seconds",
+            &seconds.to_string(),
+            "--connections",
+            CONNECTIONS,
+        ]);
+        Ok(load)
+    }
+
+    /// Runs it; its report, which lies in `dir` for so long.
+    pub fn report(load: &mut Command, dir: &Path, what: &str) -> Result<Value> {
+        let report = dir.join("load.json");
+        process::run_quiet(what, load.arg("--json").arg(&report))?;
         serde_json::from_slice(&fs::read(&report)?).context("the report of the load generator")
     }
 }

@@ -1,6 +1,6 @@
 //! Rows a table gained between two Delta versions: how a step with a cursor `(table, version)` reads on.
 
-use super::{Take, drain, received_between};
+use super::{LIVE, Take, drain, received_between};
 use crate::error::LakeError;
 use crate::lake::Lake;
 use crate::provider::session_over;
@@ -25,7 +25,7 @@ struct Info {
 }
 
 impl Lake {
-    /// Rows of `app` that appends added to `table` in versions `after < v <= upto`, in no particular order. Rewrites
+    /// Rows of `app` that live telemetry added to `table` in versions `after < v <= upto`, in no particular order. Rewrites
     /// (compaction, erasure) add nothing; rows erased since are still returned until the old files are vacuumed.
     ///
     /// # Errors
@@ -71,6 +71,7 @@ impl Lake {
         take: &mut Take<'_>,
     ) -> Result<(), LakeError> {
         let handle = self.inner.table(table);
+        let live = if matches!(table, Table::Outcomes) { "true" } else { LIVE };
         let log_store = handle.view().delta.log_store();
         for version in after + 1..=upto {
             let entry = log_store.read_commit_entry(version).await?.ok_or_else(|| {
@@ -83,9 +84,8 @@ impl Lake {
             }
             let delta = handle.at(version).await?;
             let state = session_over(&self.inner, app, table, &delta, Some(adds))?;
-            let old =
-                until.map(|t| format!(" WHERE {}", received_between(DateTime::UNIX_EPOCH, t))).unwrap_or_default();
-            let query = format!("SELECT {columns} FROM {}{old}", table.name());
+            let old = until.map(|t| format!(" AND {}", received_between(DateTime::UNIX_EPOCH, t))).unwrap_or_default();
+            let query = format!("SELECT {columns} FROM {} WHERE {live}{old}", table.name());
             drain(state, &query, take).await?;
         }
         Ok(())

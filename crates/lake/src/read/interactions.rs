@@ -1,7 +1,7 @@
 //! Interactions that became due, with their labels: the input of attribution.
 
 use super::columns::Columns;
-use super::{Labels, before, parked, received_between, time};
+use super::{LIVE, Labels, before, parked, received_between, time};
 use crate::lake::Lake;
 use crate::versions::Versions;
 use arrow::array::RecordBatch;
@@ -86,7 +86,7 @@ impl Lake {
         as_of: Option<&Versions>,
     ) -> Result<Vec<Item>, Error> {
         let (from, to) = (before(due_from_exclusive, label_delay), before(due_to_inclusive, label_delay));
-        let query = format!("SELECT {COLUMNS} FROM interactions WHERE {}", received_between(from, to));
+        let query = format!("SELECT {COLUMNS} FROM interactions WHERE {LIVE} AND {}", received_between(from, to));
         let mut items = Vec::new();
         for batch in self.rows(app, as_of, &[Table::Interactions], &query).await? {
             read(&batch, &mut items)?;

@@ -78,6 +78,10 @@ pub(crate) async fn drain(state: SessionState, query: &str, take: &mut Take<'_>)
     Ok(())
 }
 
+/// Condition of the steps that judge: what phones sent. History is for queries; millions of its rows would arrive at once, and
+/// prove nothing.
+pub(crate) const LIVE: &str = "source <> 'import'";
+
 /// A moment as an SQL constant of exactly the column's type: a plain `TIMESTAMP` literal has nanoseconds, ends in
 /// the year 2262 and would put a cast on the column.
 fn moment(t: DateTime<Utc>) -> String {
@@ -125,7 +129,7 @@ impl Labels {
     ) -> Result<Self, LakeError> {
         let query = format!(
             "SELECT interaction_id, coalesce(install_id, '') AS install, trust, label, reason, received_at \
-             FROM feedback WHERE {}",
+             FROM feedback WHERE {LIVE} AND {}",
             received_between(from, to)
         );
         let mut out = Self::default();

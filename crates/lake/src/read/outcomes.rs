@@ -2,7 +2,7 @@
 //! however late the other one was. Driven by Delta versions alone: a pair is written by the step that first sees both.
 
 use super::columns::Columns;
-use super::{Identity, Labels, PARKED_DAYS, Take, before, parked, received_between, time};
+use super::{Identity, LIVE, Labels, PARKED_DAYS, Take, before, parked, received_between, time};
 use crate::error::LakeError;
 use crate::lake::Lake;
 use crate::versions::Versions;
@@ -31,7 +31,8 @@ impl Lake {
     /// Adds to `outcomes` every pair of an interaction and its first label (of the same identity) that the tables hold at
     /// `upto` and did not both hold at `after`; answers how many. How far the table is stands in its own log, in the
     /// commit that adds the rows, and wins over an older `after`: a repetition adds nothing twice. `after` only saves
-    /// reading ranges again in which nothing was labelled. Labels count up to 14 days around their interaction.
+    /// reading ranges again in which nothing was labelled. Labels count up to 14 days around their interaction; history from
+    /// files has no outcomes.
     ///
     /// # Errors
     /// When a table cannot be read or written (repeating the call is safe), or the files of a version after `after` are
@@ -121,7 +122,8 @@ impl Lake {
         }
         let mut as_of = Versions::default();
         as_of.set(table, upto);
-        self.each_row(app, Some(&as_of), &[table], &format!("SELECT {columns} FROM {}", table.name()), take).await
+        let query = format!("SELECT {columns} FROM {} WHERE {LIVE}", table.name());
+        self.each_row(app, Some(&as_of), &[table], &query, take).await
     }
 
     /// Interactions of these ids as of `from`, received up to 14 days before `first` and up to `last`.
@@ -138,7 +140,8 @@ impl Lake {
         let ids: Vec<String> = ids.iter().map(|id| format!("'{}'", id.replace('\'', "''"))).collect();
         for part in ids.chunks(LOOKUP) {
             let list = part.join(", ");
-            let query = format!("SELECT {COLUMNS} FROM interactions WHERE {window} AND interaction_id IN ({list})");
+            let query =
+                format!("SELECT {COLUMNS} FROM interactions WHERE {LIVE} AND {window} AND interaction_id IN ({list})");
             for batch in self.rows(app, Some(from), &[Table::Interactions], &query).await? {
                 interactions(&batch, app, None, &mut found)?;
             }

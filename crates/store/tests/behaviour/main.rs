@@ -22,6 +22,7 @@ mod outbox;
 mod rollouts;
 mod schema;
 mod tenants;
+mod views;
 
 /// What a test gets: a migrated store, its lease clock and an app.
 pub struct World {

@@ -23,11 +23,13 @@ pub struct Prepared {
     pub(crate) key: BatchKey,
     pub(crate) rows: TableRows,
     /// Items that will be stored, by kind.
-    pub(crate) stored: [(Kind, u64); 3],
+    pub(crate) stored: [(Kind, u64); 4],
     /// Items that will not, by kind and reason.
     pub(crate) quarantined: Vec<(Kind, &'static str)>,
     /// Up to 10 reasons for people.
     pub(crate) reasons: Vec<String>,
+    /// What it adds to a record of the log, about. Not the memory of its rows: that of a small batch is mostly the columns'
+    /// own, and a group would be full after fifty of them.
     pub(crate) bytes: usize,
     pub(crate) enqueued: Instant,
 }
@@ -63,7 +65,10 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
         }
     };
     let mut rows = decoded.encode().map_err(Error::internal)?;
-    rows.set(Table::Rejects, RejectRow::encode(&rejects(&ctx, &decoded)).map_err(Error::internal)?);
+    rows.set(
+        Table::Rejects,
+        RejectRow::encode(&rejects(&ctx, &decoded.quarantined, REJECTS)).map_err(Error::internal)?,
+    );
     Ok(Prepared {
         app: request.app.clone(),
         endpoint: request.endpoint,
@@ -73,19 +78,19 @@ pub fn prepare(settings: &Settings, request: &IngestRequest) -> Result<Prepared,
         stored: decoded.stored(),
         quarantined: decoded.quarantined.iter().map(|q| (q.kind, q.reason)).collect(),
         reasons: decoded.quarantined.iter().take(10).map(|q| format!("{}: {}", q.reason, q.detail)).collect(),
-        bytes: rows.memory_bytes(),
+        bytes: rows.memory_bytes().min(body.len()),
         rows,
         enqueued: Instant::now(),
     })
 }
 
 /// Records of a request that are shown in `rejects`.
-const REJECTS: usize = 100;
+pub(crate) const REJECTS: usize = 100;
 /// Bytes of a detail.
 const DETAIL: usize = 512;
 
-/// What was wrong with the records that are not stored.
-fn rejects<'a>(ctx: &Context<'a>, decoded: &'a Decoded<'_>) -> Vec<RejectRow<'a>> {
+/// What was wrong with up to `limit` of the records that are not stored.
+pub(crate) fn rejects<'a>(ctx: &Context<'a>, quarantined: &'a [Quarantined], limit: usize) -> Vec<RejectRow<'a>> {
     let at = Micros::from(ctx.now);
     let install = ctx.sender.install.map(|i| i.to_string());
     let row = |q: &'a Quarantined| {
@@ -102,7 +107,7 @@ fn rejects<'a>(ctx: &Context<'a>, decoded: &'a Decoded<'_>) -> Vec<RejectRow<'a>
             detail: ctx.masks.apply(q.detail[..cut].into()),
         }
     };
-    decoded.quarantined.iter().take(REJECTS).map(row).collect()
+    quarantined.iter().take(limit).map(row).collect()
 }
 
 fn decode<'a>(ctx: &Context<'a>, content_type: Option<&str>, body: &'a [u8]) -> Result<Decoded<'a>, Error> {

@@ -2,9 +2,10 @@
 
 use super::names::Field;
 use super::value::Value;
-use crate::column::Text;
-use crate::decode::short;
+use crate::column::{Micros, Text};
+use crate::decode::{Context, short, stamps, user_key};
 use crate::rows::InteractionRow;
+use flywheel_types::TrustClass;
 use serde::Deserialize;
 use std::borrow::Cow;
 
@@ -51,6 +52,55 @@ impl<'a> Draft<'a> {
             Field::Other(put) => put(self, value),
             Field::Nothing => {}
         }
+    }
+
+    /// Keeps an attribute without a column of its own, within the limits.
+    pub(crate) fn extra(&mut self, ctx: &Context<'_>, key: &Text<'a>, value: &Value<'a>) {
+        if let Value::Double(n) = value
+            && !n.is_finite()
+        {
+            self.row.nonfinite_fields += 1;
+        }
+        let (Some(text), Some(key)) = (value.to_text(), short(key.clone())) else { return };
+        let fits = text.len() <= ctx.limits.attribute_bytes;
+        if fits && self.row.attrs.0.len() < ctx.limits.extra_attributes {
+            self.row.attrs.0.retain(|(k, _)| *k != key);
+            self.row.attrs.0.push((key, ctx.masks.apply(text)));
+        } else {
+            self.row.dropped_attrs += 1;
+        }
+    }
+
+    /// What all rows have: app, stamps, trust, and facts that come in two attributes. `time_ns` is 0 when it was not given.
+    pub(crate) fn common(&mut self, ctx: &Context<'a>, time_ns: u64) {
+        let st = stamps(ctx.now, micros(time_ns), None);
+        let row = &mut self.row;
+        row.app = ctx.app.as_str().into();
+        row.received_date = st.received_date;
+        row.received_at = st.received_at;
+        row.event_at = st.event_at;
+        row.occurred_at = st.occurred_at;
+        row.source = ctx.endpoint.source().into();
+        row.trust = ctx.sender.trust.as_str().into();
+        row.install_id = match (ctx.sender.trust, ctx.sender.install) {
+            (TrustClass::Anonymous, _) | (_, None) => self.claimed_install.take(),
+            (TrustClass::Keyed | TrustClass::Attested, Some(i)) => Some(i.to_string().into()),
+        };
+        row.user_key = user_key(ctx, self.user.as_deref());
+        if row.template_id.is_none() {
+            row.template_id = match (self.prompt.0.take(), self.prompt.1.take()) {
+                (Some(name), Some(version)) => Some(format!("{name}@{version}").into()),
+                (name, _) => name,
+            };
+        }
+        if row.bundle.is_none() {
+            row.bundle = self.bundle_id.take();
+        }
+        if row.device_model.is_none() {
+            row.device_model = self.device_name.take();
+        }
+        row.os = joined(&mut self.os);
+        row.sdk = joined(&mut self.sdk);
     }
 
     pub(crate) fn finish_reasons(&mut self, value: &Value<'a>) {
@@ -151,7 +201,19 @@ impl<'a> Draft<'a> {
     }
 }
 
-fn word<'a>(value: &Value<'a>) -> Option<Text<'a>> {
+/// Device clock in microseconds; `None` for 0, which is how OTLP says that it is not known.
+pub(crate) fn micros(ns: u64) -> Option<Micros> {
+    (ns != 0).then(|| Micros(i64::try_from(ns / 1000).unwrap_or(i64::MAX)))
+}
+
+fn joined<'a>(pair: &mut (Option<Text<'a>>, Option<Text<'a>>)) -> Option<Text<'a>> {
+    match (pair.0.take(), pair.1.take()) {
+        (Some(a), Some(b)) => Some(format!("{a} {b}").into()),
+        (a, b) => a.or(b),
+    }
+}
+
+pub(crate) fn word<'a>(value: &Value<'a>) -> Option<Text<'a>> {
     value.to_text().and_then(short)
 }
 

@@ -4,13 +4,13 @@
 
 use super::draft::Draft;
 use super::names::Names;
-use super::value::{Attribute, Record, Sink, Value};
-use crate::column::{Micros, Text};
-use crate::decode::{Context, Decoded, content, short, stamps, user_key};
+use super::value::{Attribute, Record, Sink};
+use crate::column::Text;
+use crate::decode::{Context, Decoded, content, short};
 use crate::disposition::Kind;
 use crate::rows::{DeviceEventRow, FeedbackRow, InteractionRow};
 use flywheel_types::wire::DeviceEventKind;
-use flywheel_types::{InteractionId, LabelKind, TrustClass};
+use flywheel_types::{InteractionId, LabelKind};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -81,58 +81,11 @@ impl<'c, 'a> Mapper<'c, 'a> {
                 d.put(field, value);
                 continue;
             }
-            if d.openinference(key, value, limits.chunks) {
-                continue;
-            }
-            if let Value::Double(n) = value
-                && !n.is_finite()
-            {
-                d.row.nonfinite_fields += 1;
-            }
-            let (Some(text), Some(key)) = (value.to_text(), short(key.clone())) else {
-                continue;
-            };
-            let fits = text.len() <= limits.attribute_bytes;
-            if fits && d.row.attrs.0.len() < limits.extra_attributes {
-                d.row.attrs.0.retain(|(k, _)| *k != key);
-                d.row.attrs.0.push((key, self.ctx.masks.apply(text)));
-            } else {
-                d.row.dropped_attrs += 1;
+            if !d.openinference(key, value, limits.chunks) {
+                d.extra(self.ctx, key, value);
             }
         }
         d
-    }
-
-    fn common(&self, d: &mut Draft<'a>, record: &Record<'a>) {
-        let event_at = (record.time_ns != 0).then(|| Micros(i64::try_from(record.time_ns / 1000).unwrap_or(i64::MAX)));
-        let st = stamps(self.ctx.now, event_at, None);
-        let row = &mut d.row;
-        row.app = self.ctx.app.as_str().into();
-        row.received_date = st.received_date;
-        row.received_at = st.received_at;
-        row.event_at = st.event_at;
-        row.occurred_at = st.occurred_at;
-        row.source = self.ctx.endpoint.source().into();
-        row.trust = self.ctx.sender.trust.as_str().into();
-        row.install_id = match (self.ctx.sender.trust, self.ctx.sender.install) {
-            (TrustClass::Anonymous, _) | (_, None) => d.claimed_install.take(),
-            (TrustClass::Keyed | TrustClass::Attested, Some(i)) => Some(i.to_string().into()),
-        };
-        row.user_key = user_key(self.ctx, d.user.as_deref());
-        if row.template_id.is_none() {
-            row.template_id = match (d.prompt.0.take(), d.prompt.1.take()) {
-                (Some(name), Some(version)) => Some(format!("{name}@{version}").into()),
-                (name, _) => name,
-            };
-        }
-        if row.bundle.is_none() {
-            row.bundle = d.bundle_id.take();
-        }
-        if row.device_model.is_none() {
-            row.device_model = d.device_name.take();
-        }
-        row.os = joined(&mut d.os);
-        row.sdk = joined(&mut d.sdk);
     }
 
     fn interaction(&mut self, mut d: Draft<'a>, record: &Record<'a>) {
@@ -260,7 +213,7 @@ impl<'a> Sink<'a> for Mapper<'_, 'a> {
     fn record(&mut self, resource: &[Attribute<'a>], record: &Record<'a>) {
         self.seen += 1;
         let mut d = self.draft(resource, record);
-        self.common(&mut d, record);
+        d.common(self.ctx, record.time_ns);
         if let Some(id) = d.batch_id.take() {
             self.out.batch_id = Some(id.into_owned());
         }
@@ -291,7 +244,7 @@ impl<'a> Sink<'a> for Mapper<'_, 'a> {
             if event.name == "gen_ai.evaluation.result" {
                 self.seen += 1;
                 let mut d = self.draft(resource, event);
-                self.common(&mut d, event);
+                d.common(self.ctx, event.time_ns);
                 self.feedback(d);
             }
         }
@@ -304,13 +257,6 @@ impl<'a> Sink<'a> for Mapper<'_, 'a> {
 
     fn seen(&self) -> usize {
         self.seen
-    }
-}
-
-fn joined<'a>(pair: &mut (Option<Text<'a>>, Option<Text<'a>>)) -> Option<Text<'a>> {
-    match (pair.0.take(), pair.1.take()) {
-        (Some(a), Some(b)) => Some(format!("{a} {b}").into()),
-        (a, b) => a.or(b),
     }
 }
 

@@ -1,4 +1,4 @@
-//! OTLP/HTTP traces and logs, protobuf and JSON. Two walkers (one per encoding) visit the records of a request
+//! OTLP/HTTP traces, logs and metrics, protobuf and JSON. Two walkers (one per encoding) visit the records of a request
 //! without building its object tree and hand each to one mapper, [`map::Mapper`], which knows the `gen_ai.*`
 //! names of the OpenTelemetry semantic conventions v1.41.1 and our own `fleet.*` names. An error inside one record
 //! quarantines that record; only a broken envelope refuses the request.
@@ -6,6 +6,7 @@
 mod draft;
 pub mod json;
 pub mod map;
+mod metrics;
 mod names;
 pub mod proto;
 pub mod respond;
@@ -48,6 +49,9 @@ impl Encoding {
 /// # Errors
 /// `undecodable_body` for a broken envelope, `too_many_records` past the limit.
 pub fn decode<'a>(ctx: &Context<'a>, encoding: Encoding, body: &'a [u8]) -> Result<Decoded<'a>, Error> {
+    if ctx.endpoint == Endpoint::OtlpMetrics {
+        return metrics::decode(ctx, encoding, body);
+    }
     let mut mapper = map::Mapper::new(ctx);
     let traces = ctx.endpoint == Endpoint::OtlpTraces;
     match encoding {

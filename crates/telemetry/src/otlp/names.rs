@@ -171,8 +171,8 @@ mod tests {
         for line in yaml.lines().map(str::trim) {
             if let Some(id) = line.strip_prefix("- id: ").filter(|id| id.starts_with("fleet.")) {
                 published.push((id, ""));
-            } else if let (Some(kind), Some(last)) = (line.strip_prefix("type: "), published.last_mut()) {
-                last.1 = kind;
+            } else if let (Some(kind), Some((_, last @ ""))) = (line.strip_prefix("type: "), published.last_mut()) {
+                *last = kind;
             }
         }
         let read: Vec<&str> = NAMES.iter().map(|(name, _)| *name).filter(|n| n.starts_with("fleet.")).collect();

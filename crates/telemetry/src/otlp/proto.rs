@@ -12,23 +12,39 @@ use flywheel_types::Error;
 /// For an envelope that is not protobuf, and past the record limit.
 pub fn walk<'a>(ctx: &Context<'_>, traces: bool, body: &'a [u8], sink: &mut dyn Sink<'a>) -> Result<(), Error> {
     let mut scratch = Record::default();
+    items(ctx, body, &mut |resource, bytes| {
+        if sink.seen() >= ctx.limits.records {
+            return Err(too_many(sink.seen() + 1, ctx.limits.records));
+        }
+        scratch.clear();
+        match if traces { span(ctx, bytes, &mut scratch) } else { log(ctx, bytes, &mut scratch) } {
+            Ok(()) => sink.record(resource, &scratch),
+            Err(e) => sink.broken(e.reason(), e.to_string()),
+        }
+        Ok(())
+    })
+}
+
+/// Gives `each` the bytes of every span, log record or metric of a request with the attributes of its resource.
+pub(super) fn items<'a>(
+    ctx: &Context<'_>,
+    body: &'a [u8],
+    each: &mut impl FnMut(&[Attribute<'a>], &'a [u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
     for field in Fields(body) {
         let (number, value) = field.map_err(undecodable)?;
         if number == 1 {
-            resource_group(ctx, traces, value.bytes(1).map_err(undecodable)?, &mut scratch, sink)?;
+            resource_group(ctx, value.bytes(1).map_err(undecodable)?, each)?;
         }
     }
     Ok(())
 }
 
-/// `ResourceSpans` or `ResourceLogs`: 1 resource, 2 scopes. The resource may come after the scopes, so it is
-/// looked for first.
+/// `ResourceSpans` and its like: 1 resource, 2 scopes. The resource may come after the scopes, so it is looked for first.
 fn resource_group<'a>(
     ctx: &Context<'_>,
-    traces: bool,
     bytes: &'a [u8],
-    scratch: &mut Record<'a>,
-    sink: &mut dyn Sink<'a>,
+    each: &mut impl FnMut(&[Attribute<'a>], &'a [u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut resource = Vec::new();
     let mut repaired = 0;
@@ -45,36 +61,22 @@ fn resource_group<'a>(
     for field in Fields(bytes) {
         let (number, value) = field.map_err(undecodable)?;
         if number == 2 {
-            scope(ctx, traces, value.bytes(2).map_err(undecodable)?, &resource, scratch, sink)?;
+            scope(value.bytes(2).map_err(undecodable)?, &resource, each)?;
         }
     }
     Ok(())
 }
 
-/// `ScopeSpans` or `ScopeLogs`: 2 records.
+/// `ScopeSpans` and its like: 2 items.
 fn scope<'a>(
-    ctx: &Context<'_>,
-    traces: bool,
     bytes: &'a [u8],
     resource: &[Attribute<'a>],
-    scratch: &mut Record<'a>,
-    sink: &mut dyn Sink<'a>,
+    each: &mut impl FnMut(&[Attribute<'a>], &'a [u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     for field in Fields(bytes) {
         let (number, value) = field.map_err(undecodable)?;
-        if number != 2 {
-            continue;
-        }
-        if sink.seen() >= ctx.limits.records {
-            return Err(too_many(sink.seen() + 1, ctx.limits.records));
-        }
-        let inner = value.bytes(2).map_err(undecodable)?;
-        scratch.clear();
-        match if traces { span(ctx, inner, scratch) } else { log(ctx, inner, scratch) } {
-            Ok(()) => sink.record(resource, scratch),
-            Err(e @ WireError::Attributes(_)) => sink.broken("too_many_attributes", e.to_string()),
-            Err(e @ WireError::Depth(_)) => sink.broken("too_deep", e.to_string()),
-            Err(e) => sink.broken("bad_record", e.to_string()),
+        if number == 2 {
+            each(resource, value.bytes(2).map_err(undecodable)?)?;
         }
     }
     Ok(())
@@ -158,7 +160,7 @@ fn attributes<'a>(
 }
 
 /// `KeyValue`: 1 key, 2 value.
-fn attribute<'a>(
+pub(super) fn attribute<'a>(
     ctx: &Context<'_>,
     bytes: &'a [u8],
     into: &mut Vec<Attribute<'a>>,

@@ -12,7 +12,11 @@ pub fn success(endpoint: Endpoint, encoding: Encoding, ack: &IngestAckV1) -> Vec
     let message = ack.reasons.join("; ");
     match encoding {
         Encoding::Json => {
-            let name = if endpoint == Endpoint::OtlpTraces { "rejectedSpans" } else { "rejectedLogRecords" };
+            let name = match endpoint {
+                Endpoint::OtlpTraces => "rejectedSpans",
+                Endpoint::OtlpMetrics => "rejectedDataPoints",
+                Endpoint::OtlpLogs | Endpoint::Events | Endpoint::Feedback | Endpoint::Import => "rejectedLogRecords",
+            };
             let body = if ack.quarantined == 0 {
                 // OTLP 1.x, "Full Success": the server must leave the field unset
                 serde_json::json!({})
@@ -79,6 +83,7 @@ fn bytes_field(number: u8, bytes: &[u8], out: &mut Vec<u8>) {
 mod tests {
     use super::*;
     use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceResponse;
+    use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
     use prost::Message;
 
     #[test]
@@ -90,6 +95,12 @@ mod tests {
         let json: serde_json::Value =
             serde_json::from_slice(&success(Endpoint::OtlpLogs, Encoding::Json, &ack)).unwrap();
         assert_eq!(json["partialSuccess"]["rejectedLogRecords"], "300");
+        let metrics = success(Endpoint::OtlpMetrics, Encoding::Protobuf, &ack);
+        let partial = ExportMetricsServiceResponse::decode(&*metrics).unwrap().partial_success.unwrap();
+        assert_eq!((partial.rejected_data_points, partial.error_message.as_str()), (300, "bad_time: é"));
+        let json: serde_json::Value =
+            serde_json::from_slice(&success(Endpoint::OtlpMetrics, Encoding::Json, &ack)).unwrap();
+        assert_eq!(json["partialSuccess"]["rejectedDataPoints"], "300");
         assert_eq!(success(Endpoint::OtlpLogs, Encoding::Json, &IngestAckV1::default()), b"{}");
         assert!(success(Endpoint::OtlpLogs, Encoding::Protobuf, &IngestAckV1::default()).is_empty());
     }

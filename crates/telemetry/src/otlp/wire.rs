@@ -18,6 +18,28 @@ pub enum WireError {
     Depth(usize),
     #[error("more than {0} attributes")]
     Attributes(usize),
+    #[error("more than {0} buckets or quantiles")]
+    Buckets(usize),
+    #[error("a packed field of {0} bytes is no list of 64-bit words")]
+    Packed(usize),
+}
+
+impl WireError {
+    /// The word for a record that has this wrong.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Attributes(_) => "too_many_attributes",
+            Self::Depth(_) => "too_deep",
+            Self::Buckets(_) => "too_many_buckets",
+            Self::Varint
+            | Self::Length { .. }
+            | Self::WireType(_)
+            | Self::FieldZero
+            | Self::Mismatch(_)
+            | Self::Packed(_) => "bad_record",
+        }
+    }
 }
 
 /// Value of one field.
@@ -60,6 +82,50 @@ impl<'a> Field<'a> {
             Self::Fixed64(_) | Self::Bytes(_) | Self::Fixed32(_) => Err(WireError::Mismatch(number)),
         }
     }
+    /// The value of a sint32 field: zigzag, cut to 32 bits.
+    ///
+    /// # Errors
+    /// [`WireError::Mismatch`] for another wire type.
+    pub fn sint32(self, number: u32) -> Result<i32, WireError> {
+        let word = self.varint(number)? as u32;
+        Ok((word >> 1) as i32 ^ -((word & 1) as i32))
+    }
+    /// Adds the values of a repeated fixed64 field, one or packed.
+    ///
+    /// # Errors
+    /// [`WireError::Mismatch`] for another wire type, and past the limit.
+    pub fn fixed64s(self, number: u32, into: &mut Vec<u64>, limit: usize) -> Result<(), WireError> {
+        if let Self::Fixed64(v) = self {
+            return push(into, v, limit);
+        }
+        let (words, rest) = self.bytes(number)?.as_chunks::<8>();
+        if !rest.is_empty() {
+            return Err(WireError::Packed(8 * words.len() + rest.len()));
+        }
+        words.iter().try_for_each(|w| push(into, u64::from_le_bytes(*w), limit))
+    }
+    /// Adds the values of a repeated uint64 field, one or packed.
+    ///
+    /// # Errors
+    /// [`WireError::Mismatch`] for another wire type, and past the limit.
+    pub fn varints(self, number: u32, into: &mut Vec<u64>, limit: usize) -> Result<(), WireError> {
+        if let Self::Varint(v) = self {
+            return push(into, v, limit);
+        }
+        let mut packed = Fields(self.bytes(number)?);
+        while !packed.0.is_empty() {
+            push(into, packed.varint()?, limit)?;
+        }
+        Ok(())
+    }
+}
+
+fn push(into: &mut Vec<u64>, value: u64, limit: usize) -> Result<(), WireError> {
+    if into.len() >= limit {
+        return Err(WireError::Buckets(limit));
+    }
+    into.push(value);
+    Ok(())
 }
 
 /// Fields of one message, in order.
@@ -154,6 +220,22 @@ mod tests {
         assert_eq!(Fields(&[0x0a, 0x05, 1]).next().unwrap(), Err(WireError::Length { claimed: 5, left: 1 }));
         assert_eq!(Fields(&[0x0b]).next().unwrap(), Err(WireError::WireType(3)));
         assert_eq!(Fields(&[0x00]).next().unwrap(), Err(WireError::FieldZero));
+    }
+
+    #[test]
+    fn repeated_numbers_are_read_one_by_one_and_packed() {
+        let mut out = Vec::new();
+        Field::Fixed64(7).fixed64s(1, &mut out, 9).unwrap();
+        Field::Bytes(&[1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]).fixed64s(1, &mut out, 9).unwrap();
+        Field::Varint(5).varints(1, &mut out, 9).unwrap();
+        Field::Bytes(&[0x96, 0x01, 3]).varints(1, &mut out, 9).unwrap();
+        assert_eq!(out, [7, 1, 2, 5, 150, 3]);
+        assert_eq!(Field::Bytes(&[1; 9]).fixed64s(1, &mut out, 9), Err(WireError::Packed(9)));
+        assert_eq!(Field::Bytes(&[0x80]).varints(1, &mut out, 9), Err(WireError::Varint));
+        assert_eq!(Field::Bytes(&[1; 9]).varints(1, &mut out, 8), Err(WireError::Buckets(8)));
+        assert_eq!(Field::Fixed32(1).varints(4, &mut out, 8), Err(WireError::Mismatch(4)));
+        let zigzag = [0, 1, 2, 4_294_967_294, 4_294_967_295].map(|v| Field::Varint(v).sint32(1).unwrap());
+        assert_eq!(zigzag, [0, -1, 1, i32::MAX, i32::MIN]);
     }
 
     proptest::proptest! {

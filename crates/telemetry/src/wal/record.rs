@@ -307,6 +307,16 @@ mod tests {
         assert_eq!(&stored[0].load().unwrap(), batch);
     }
 
+    /// Logs on disk name their tables by these numbers.
+    #[test]
+    fn the_numbers_of_the_tables_never_change() {
+        let numbers = Table::ALL.map(|t| (t.name(), tag(t)));
+        let names = ["interactions", "feedback", "device_events", "dispositions", "outcomes", "rejects", "metrics"];
+        assert_eq!(numbers.map(|(name, _)| name), names);
+        assert_eq!(numbers.map(|(_, tag)| tag), [1, 2, 3, 4, 5, 6, 7]);
+        assert!(numbers.iter().all(|(_, tag)| *tag < TAG_KEYS));
+    }
+
     #[test]
     fn rows_of_a_foreign_writer_are_an_error_and_never_a_panic() {
         let (rows, _) = example();

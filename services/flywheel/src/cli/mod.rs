@@ -1,6 +1,7 @@
 //! The command line: server roles, set-up commands on the database, and operator commands over HTTP.
 
 pub mod api;
+pub mod import;
 pub mod keys;
 pub mod model;
 pub mod setup;
@@ -59,6 +60,8 @@ pub enum Command {
     Api(ApiArgs),
     /// Ask the telemetry tables of an app with one SELECT.
     Sql(SqlArgs),
+    /// Bring history from Parquet or JSON lines into the telemetry tables.
+    Import(ImportArgs),
     /// Work on model files without a server.
     #[command(subcommand)]
     Model(ModelCommand),
@@ -178,6 +181,28 @@ pub struct SqlArgs {
     /// Write the answer to a file instead of standard output.
     #[arg(long, short)]
     pub output: Option<PathBuf>,
+    #[arg(long, env = "FLYWHEEL_SERVER", default_value = "http://127.0.0.1:8080")]
+    pub server: String,
+    #[arg(long, env = "FLYWHEEL_TOKEN", hide_env_values = true)]
+    pub token: String,
+}
+
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// Folder, bucket prefix or one object as the server sees it: `file:///srv/history/`, `s3://bucket/prefix/`, or a path.
+    pub source: String,
+    /// App; needed with a token for all apps.
+    #[arg(long)]
+    pub app: Option<String>,
+    /// Table of Parquet files: `interactions`, `feedback` or `device_events`. JSON lines say what they are.
+    #[arg(long)]
+    pub table: Option<String>,
+    /// Form of all files whatever their names: `parquet`, `jsonl`, `jsonl_gzip` or `jsonl_zstd`.
+    #[arg(long)]
+    pub format: Option<String>,
+    /// Wait for the end and show how far it is; fails when a file could not be read.
+    #[arg(long)]
+    pub follow: bool,
     #[arg(long, env = "FLYWHEEL_SERVER", default_value = "http://127.0.0.1:8080")]
     pub server: String,
     #[arg(long, env = "FLYWHEEL_TOKEN", hide_env_values = true)]

@@ -13,6 +13,8 @@ mod rollout;
 pub mod svg;
 #[cfg(test)]
 mod tests;
+mod traffic;
+mod views;
 mod words;
 
 use crate::server::Server;
@@ -35,6 +37,8 @@ pub fn router() -> Router<Arc<Server>> {
         .route("/logout", post(login::leave))
         .route("/rollouts/{id}", get(rollout::show))
         .route("/findings", get(findings::show))
+        .route("/views", get(views::list))
+        .route("/views/{name}", get(views::show))
         .route("/audit", get(audit::show))
         .route("/assets/style.css", get(style))
         .route("/assets/icon.svg", get(icon))

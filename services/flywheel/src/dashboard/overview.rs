@@ -1,9 +1,9 @@
 //! The overview: how much the controller may do, what the fleet runs, what is going out, and what looks wrong.
 
-use super::format::{count, json, percent, short, time};
+use super::format::{NONE, count, json, percent, short, time};
 use super::page::{PageResult, Visitor, html};
 use super::rollout::report_of;
-use super::{fleet, words};
+use super::{fleet, traffic, words};
 use crate::server::Server;
 use askama::Template;
 use axum::extract::State;
@@ -13,8 +13,6 @@ use flywheel_store::rollouts::{RolloutRow, VerdictRow};
 use flywheel_types::{AppId, Digest, Error, JobState};
 use std::sync::Arc;
 
-/// Bundles whose rejection rate is read; each is a query over the telemetry.
-const MOST_RATES: usize = 4;
 /// Finished rollouts shown below the open ones.
 const FINISHED: usize = 3;
 /// Findings and audit entries shown.
@@ -35,11 +33,36 @@ struct Overview {
     /// `None`: the telemetry cannot be read now.
     fleet: Option<FleetView>,
     silent_hours: i64,
+    /// The same for what was answered and received lately.
+    traffic: Option<TrafficView>,
     rollouts: Vec<RolloutView>,
     findings_open: String,
     findings: Vec<FindingView>,
     counters: Vec<(&'static str, String)>,
     audit: Vec<AuditView>,
+}
+
+struct TrafficView {
+    rates: Vec<RateView>,
+    /// There are more.
+    cut: bool,
+    intake: Vec<IntakeView>,
+}
+
+struct RateView {
+    template: String,
+    bundle: String,
+    class: String,
+    answers: String,
+    rejected: String,
+    share: String,
+}
+
+struct IntakeView {
+    what: String,
+    kind: String,
+    reason: String,
+    items: String,
 }
 
 struct FleetView {
@@ -99,12 +122,14 @@ pub async fn show(State(server): State<Arc<Server>>, Visitor(who): Visitor) -> P
     let findings = server.store.finding_list(&who.app, Some(FindingState::Open), 500).await?;
     let acted = server.store.finding_list(&who.app, Some(FindingState::Acted), ACTED_SHOWN).await?;
     let audit = server.store.audit_list(&who.app, None, AUDIT_SHOWN).await?;
+    let traffic = traffic::load(&server, &who.app).await;
     html(&Overview {
         automation: words::automation(app.settings.automation),
         approval: words::approval(app.settings.approval),
         default_bundle: default.map(|d| d.to_hex()),
-        fleet: fleet_view(&server, &who.app, default, &rollouts).await,
+        fleet: fleet_view(&server, &who.app, default, &rollouts, traffic.as_ref()).await,
         silent_hours: fleet::SILENT_HOURS,
+        traffic: traffic.as_ref().map(traffic_view),
         rollouts: rollout_views(&server, &who.app, &shown).await?,
         findings_open: at_most(findings.len(), 500),
         findings: acted.iter().chain(&findings).take(SHOWN).map(finding_view).collect(),
@@ -179,6 +204,7 @@ async fn fleet_view(
     app: &AppId,
     default: Option<Digest>,
     rollouts: &[RolloutRow],
+    traffic: Option<&traffic::Traffic>,
 ) -> Option<FleetView> {
     let rows = match server.lake.inventory(app, None).await {
         Ok(rows) => rows,
@@ -189,12 +215,9 @@ async fn fleet_view(
     };
     let fleet = fleet::count(&rows, server.now());
     let mut bundles = Vec::new();
-    for (i, b) in fleet.bundles.iter().enumerate() {
+    for b in &fleet.bundles {
         let digest: Option<Digest> = b.bundle.as_deref().and_then(|t| t.parse().ok());
-        let rejection = match digest {
-            Some(d) if i < MOST_RATES => percent(server.lake.rejection_rate(app, &d, None).await.ok().flatten()),
-            _ => percent(None),
-        };
+        let rejection = b.bundle.as_deref().and_then(|name| traffic?.rejection_rate(name));
         bundles.push(BundleView {
             name: b.bundle.as_deref().map_or_else(|| "none confirmed yet".into(), short),
             known: b.bundle.is_some(),
@@ -202,7 +225,7 @@ async fn fleet_view(
             devices: count(b.devices),
             share: percent(Some(b.devices as f64 / fleet.devices as f64)),
             not_reporting: count(b.not_reporting),
-            rejection,
+            rejection: percent(rejection),
         });
     }
     Some(FleetView {
@@ -211,6 +234,36 @@ async fn fleet_view(
         anonymous: fleet.anonymous,
         bundles,
     })
+}
+
+fn traffic_view(t: &traffic::Traffic) -> TrafficView {
+    let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| NONE.into());
+    TrafficView {
+        rates: t
+            .rates
+            .iter()
+            .take(SHOWN)
+            .map(|r| RateView {
+                template: or_none(&r.template_id),
+                bundle: r.bundle.as_deref().map_or_else(|| NONE.into(), short),
+                class: or_none(&r.device_class),
+                answers: count(r.answers),
+                rejected: count(r.rejected),
+                share: percent(r.share()),
+            })
+            .collect(),
+        cut: t.rates.len() > SHOWN,
+        intake: t
+            .intake
+            .iter()
+            .map(|i| IntakeView {
+                what: i.disposition.replace('_', " "),
+                kind: i.kind.clone(),
+                reason: i.reason.as_deref().unwrap_or_default().replace('_', " "),
+                items: count(i.items),
+            })
+            .collect(),
+    }
 }
 
 fn role(bundle: Option<Digest>, default: Option<Digest>, rollouts: &[RolloutRow]) -> &'static str {

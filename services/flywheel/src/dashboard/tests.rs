@@ -28,7 +28,7 @@ async fn browser(t: &TestServer, role: Role) -> Client {
 async fn login_keeps_the_token_from_scripts_and_other_sites() {
     let t = TestServer::start(None).await;
     let client = t.client().await;
-    for page in ["/", "/findings", "/audit", "/rollouts/r-1"] {
+    for page in ["/", "/findings", "/audit", "/views", "/views/intake_24h", "/rollouts/r-1"] {
         let answer = client.get(page).await;
         assert_eq!((answer.status, answer.location()), (303, "/login"), "{page}");
     }
@@ -64,7 +64,9 @@ async fn a_token_for_all_apps_chooses_one_and_a_signer_sees_nothing() {
 async fn every_page_is_bound_by_its_headers_and_needs_no_script() {
     let t = TestServer::start(None).await;
     let client = browser(&t, Role::Viewer).await;
-    for page in ["/", "/findings", "/audit", "/login", "/rollouts/none", "/assets/style.css"] {
+    for page in
+        ["/", "/findings", "/audit", "/login", "/rollouts/none", "/views", "/views/intake_24h", "/assets/style.css"]
+    {
         let answer = client.get(page).await;
         let header = |name: &str| answer.headers.get(name).map_or("", |v| v.to_str().unwrap()).to_owned();
         assert!(
@@ -282,4 +284,70 @@ async fn the_audit_log_is_paged_and_checked() {
     assert!(client.get("/audit?before=22").await.text.contains("note-0-"));
     let check = client.get("/audit?check=true").await.text;
     assert!(check.contains("All 121 entries fit together"), "{check}");
+}
+
+/// Answers and labels of the last day by one device; every label is derived as the attribution step does it.
+async fn telemetry(t: &TestServer) {
+    let lines = |kind: &str, of: &[(&str, &str)]| {
+        let line = |(id, rest): &(&str, &str)| {
+            format!(r#"{{"kind":"{kind}","interaction_id":"{id}","at":"2026-03-01T07:00:00Z",{rest}}}"#)
+        };
+        of.iter().map(line).collect::<Vec<_>>().join("\n")
+    };
+    let bundle = format!(r#""template_id":"faq@3","bundle":"{}","ttft_ms":100.0"#, Digest::of(b"new"));
+    let answers = lines("interaction", &[("i-1", &bundle), ("i-2", &bundle), ("i-3", &bundle), ("i-4", &bundle)]);
+    let labels = lines("feedback", &[("i-1", r#""label":"rejected""#), ("i-2", r#""label":"accepted""#)]);
+    let body = format!("{answers}\n{labels}\n{{}}");
+    let request = flywheel_telemetry::IngestRequest {
+        app: t.app.clone(),
+        ingest_key: "k".into(),
+        endpoint: flywheel_telemetry::Endpoint::Events,
+        headers: flywheel_telemetry::IngestHeaders {
+            content_type: Some("application/x-ndjson".into()),
+            ..Default::default()
+        },
+        body: body.into(),
+        now: now(),
+    };
+    t.server.lake.ingestor().ingest(request).await.unwrap();
+    let v = t.server.lake.flush_and_watermark().await.unwrap();
+    assert_eq!(t.server.lake.outcomes_advance(&t.app, &Default::default(), &v).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn views_are_tables_for_people() {
+    let t = TestServer::start(None).await;
+    telemetry(&t).await;
+    let mut tx = t.server.begin().await.unwrap();
+    let view = flywheel_store::views::NewView {
+        name: "mine".into(),
+        query: "SELECT interaction_id, '<b>' AS mark FROM interactions ORDER BY 1".into(),
+        description: "<i>mine</i>".into(),
+        created_by: "eve".into(),
+    };
+    tx.view_put(&t.app, &view).await.unwrap();
+    tx.commit().await.unwrap();
+    let viewer = browser(&t, Role::Viewer).await;
+    let list = viewer.get("/views").await.text;
+    assert!(list.contains("href=\"/views/rejection_rate_24h\"") && !list.contains("href=\"/views/mine\""), "{list}");
+    assert!(!list.contains("<i>mine") && list.contains("Only operators read saved views"), "{list}");
+    let page = viewer.get("/views/rejection_rate_24h").await.text;
+    assert!(page.contains("<td data-label=\"answers\" class=\"num\">4</td>"), "{page}");
+    assert!(page.contains("0.2500") && page.contains("anonymous") && page.contains("faq@3"), "{page}");
+    assert_eq!(viewer.get("/views/mine").await.status, 403);
+    assert_eq!(viewer.get("/views/%ff").await.status, 400);
+    let operator = browser(&t, Role::Operator).await;
+    let page = operator.get("/views/mine").await.text;
+    assert!(page.contains("i-4") && page.contains("&#60;b&#62;") && !page.contains("<b>"), "{page}");
+    let none = operator.get("/views/none").await;
+    assert!(none.status == 404 && none.text.contains("view_not_found"), "{}", none.text);
+    let overview = viewer.get("/").await.text;
+    assert!(overview.contains("None by devices that proved who they are"), "{overview}");
+    for row in [
+        "<td>stored</td><td>interaction</td><td></td><td class=\"num\">4</td>",
+        "<td>stored</td><td>feedback</td><td></td><td class=\"num\">2</td>",
+        "<td>quarantined</td><td>unknown</td><td>bad event</td><td class=\"num\">1</td>",
+    ] {
+        assert!(overview.contains(row), "{row}: {overview}");
+    }
 }

@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use flywheel_store::erasures::{ErasureRow, HoldRow, NewErasure, SubjectKind};
 use flywheel_store::ids;
+use flywheel_telemetry::UserKeys;
 use flywheel_types::{AppId, Digest, Error, InstallId, Role};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -44,7 +45,7 @@ impl Asked {
                 let key = server.users.key(app, id).ok_or_else(|| bad("`user_id` is empty"))?;
                 Ok((SubjectKind::UserKey, key))
             }
-            (None, Some(key), None) if is_key(key) => Ok((SubjectKind::UserKey, key.clone())),
+            (None, Some(key), None) if UserKeys::is_key(key) => Ok((SubjectKind::UserKey, key.clone())),
             (None, Some(_), None) => Err(bad("`user_key` is no user key")),
             (None, None, Some(install)) => Ok((SubjectKind::Install, install.to_string())),
             (None, None, None) => Err(bad("nobody is named")),
@@ -62,10 +63,6 @@ impl Asked {
             )),
         }
     }
-}
-
-fn is_key(text: &str) -> bool {
-    text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 /// `POST /v1/erasures`.

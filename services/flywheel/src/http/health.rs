@@ -2,12 +2,13 @@
 //! already take telemetry.
 
 use super::error::failed;
+use crate::metrics::Gauge;
 use crate::server::Server;
 use axum::Json;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use flywheel_lake::ReplayProgress;
+use flywheel_lake::{QueryLoad, ReplayProgress};
 use flywheel_types::{Error, ErrorKind};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -49,8 +50,21 @@ fn problem(intake: bool, database: bool, replaying: bool) -> Option<Error> {
 
 /// `GET /metrics`: Prometheus text.
 pub async fn metrics(State(server): State<Arc<Server>>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], server.metrics.render(&server.ingest.gauges()))
-        .into_response()
+    let gauges = [&server.ingest.gauges()[..], &query_gauges(server.lake.query_load())].concat();
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], server.metrics.render(&gauges)).into_response()
+}
+
+fn query_gauges(load: QueryLoad) -> [Gauge; 3] {
+    let gauge = |name, help, value: usize| Gauge { name, help, value: value as f64 };
+    [
+        gauge("flywheel_queries_running", "Queries of people that run, over HTTP and Flight SQL.", load.running),
+        gauge("flywheel_query_tasks", "Tasks of queries; cancelled ones count until they stopped.", load.tasks),
+        gauge(
+            "flywheel_query_memory_bytes",
+            "Memory that queries and pipeline steps have reserved.",
+            load.memory_bytes,
+        ),
+    ]
 }
 
 #[cfg(test)]

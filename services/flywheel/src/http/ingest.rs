@@ -1,7 +1,8 @@
-//! The intake: SDK events, feedback, OTLP traces and logs. A 200 means that every row is on disk.
+//! The intake: SDK events, feedback, OTLP traces, logs and metrics. A 200 means that every row is on disk.
 
 use super::auth::IngestApp;
 use super::error::{ApiError, ApiResult, RawBody, failed};
+use super::senders::{Peer, Senders};
 use crate::server::Server;
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
@@ -38,6 +39,9 @@ async fn take(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> Api
     let refused = |e: &Error| server.ingest.refused(&app.app, endpoint, e.code, now);
     let quota = server.quotas.check(&app.key_id, app.events_per_minute, server.store.lease_now());
     quota.inspect_err(refused)?;
+    let peer = parts.extensions.get::<Peer>().copied();
+    let sender = Senders::of(&h, peer, server.config.ingest.trusted_proxies);
+    server.senders.check(&sender, server.store.lease_now()).inspect_err(refused)?;
     let slot = server.ingest.admit(claimed(&h, server)).inspect_err(refused)?;
     let body = RawBody::from_request(Request::from_parts(parts, body), server);
     let limit = Duration::from_secs(server.config.ingest.upload_timeout_s);
@@ -53,7 +57,9 @@ async fn take(server: &Arc<Server>, endpoint: Endpoint, request: Request) -> Api
     let request =
         IngestRequest { app: app.app.clone(), ingest_key: app.key_id, endpoint, headers: headers(&h), body, now };
     let outcome = server.ingest.take(request, slot).await.map_err(ApiError)?;
-    server.quotas.spend(&key, outcome.ack.stored + outcome.ack.quarantined);
+    let events = outcome.ack.stored + outcome.ack.quarantined;
+    server.quotas.spend(&key, events);
+    server.senders.spend(&sender, events, server.store.lease_now());
     for (disposition, n) in
         [("stored", outcome.ack.stored), ("duplicate", outcome.ack.duplicate), ("quarantined", outcome.ack.quarantined)]
     {
@@ -107,6 +113,11 @@ pub async fn traces(State(server): State<Arc<Server>>, request: Request) -> Resp
 /// `POST /v1/logs`.
 pub async fn logs(State(server): State<Arc<Server>>, request: Request) -> Response {
     otlp(&server, Endpoint::OtlpLogs, request).await
+}
+
+/// `POST /v1/metrics`.
+pub async fn metrics(State(server): State<Arc<Server>>, request: Request) -> Response {
+    otlp(&server, Endpoint::OtlpMetrics, request).await
 }
 
 /// One OTLP export, answered in the encoding of the request: the export response with `partial_success` when records

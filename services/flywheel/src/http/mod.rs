@@ -12,6 +12,7 @@ pub mod error;
 pub mod eval_sets;
 pub mod findings;
 pub mod health;
+pub mod imports;
 pub mod ingest;
 pub mod interactions;
 pub mod jobs;
@@ -20,11 +21,13 @@ pub mod quota;
 pub mod releases;
 pub mod rollouts;
 pub mod schedules;
+pub mod senders;
 pub mod settings;
 pub mod signer;
 pub mod sql;
 pub mod tail;
 pub mod tuf;
+pub mod views;
 
 use crate::server::Server;
 use axum::Router;
@@ -43,6 +46,7 @@ pub fn router(server: Arc<Server>) -> Router {
         .route("/v1/feedback", post(ingest::feedback))
         .route("/v1/traces", post(ingest::traces))
         .route("/v1/logs", post(ingest::logs))
+        .route("/v1/metrics", post(ingest::metrics))
         .layer(DefaultBodyLimit::max(server.config.ingest.max_body_bytes));
     let upload = Router::new().route("/v1/models", post(candidates::upload)).layer(DefaultBodyLimit::disable());
     Router::new()
@@ -86,6 +90,7 @@ fn operations() -> Router<Arc<Server>> {
         .route("/v1/jobs/{id}", get(jobs::get))
         .route("/v1/jobs/{id}/cancel", post(jobs::cancel))
         .route("/v1/jobs/{id}/retry", post(jobs::retry))
+        .route("/v1/imports", post(imports::start))
         .route("/v1/schedules", get(schedules::list).put(schedules::put))
         .route("/v1/schedules/next", get(schedules::next))
         .route("/v1/schedules/{name}/run", post(schedules::run))
@@ -99,6 +104,8 @@ fn operations() -> Router<Arc<Server>> {
         .route("/v1/holds/{name}", put(erasures::put_hold).delete(erasures::lift_hold))
         .route("/v1/sql", post(sql::query))
         .route("/v1/tail", get(tail::watch))
+        .route("/v1/views", get(views::list))
+        .route("/v1/views/{name}", put(views::put).delete(views::delete))
         .route("/v1/clock", post(clock::advance).get(clock::now))
         .route("/v1/signer/work", get(signer::work))
         .route("/v1/signer/decisions", post(signer::decide))

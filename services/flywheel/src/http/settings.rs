@@ -3,6 +3,7 @@
 use super::auth::Principal;
 use super::error::{ApiError, ApiResult, JsonBody};
 use crate::pipeline::build_dataset::Trigger;
+use crate::pipeline::compact::Retention;
 use crate::pipeline::lora::Recipe;
 use crate::pipeline::publish::BundleSettings;
 use crate::server::Server;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 /// Most people that get mail.
 const MAX_RECIPIENTS: usize = 50;
 /// Fields whose change needs an admin.
-const ADMIN_FIELDS: [&str; 2] = ["automation", "approval"];
+const ADMIN_FIELDS: [&str; 3] = ["automation", "approval", "retention"];
 /// Fields whose values stay out of the audit log, which is kept for ever: addresses of people, ids of devices.
 const PRIVATE_FIELDS: [&str; 2] = ["alert_recipients", "ring"];
 
@@ -94,6 +95,7 @@ fn check(s: &AppSettings) -> Result<(), Error> {
     if let Some(p) = policy {
         p.check().map_err(|e| Error::invalid("bad_rollout_policy", e.to_string(), "correct `rollout_policy`"))?;
     }
+    Retention::of(s)?;
     part::<AttributionPolicyV1>(s, "attribution_policy")?;
     part::<OfflineSpecV1>(s, "offline_gate")?;
     part::<DatasetPolicyV1>(s, "dataset_policy")?;
@@ -160,7 +162,9 @@ mod tests {
         };
         assert!(check(&AppSettings::default()).is_ok());
         assert!(with("rollout_policy", json!({ "steps": "many" })).unwrap_err().message.contains("rollout_policy"));
-        for name in ["attribution_policy", "offline_gate", "dataset_policy", "dataset_trigger", "lora", "bundle"] {
+        for name in
+            ["retention", "attribution_policy", "offline_gate", "dataset_policy", "dataset_trigger", "lora", "bundle"]
+        {
             assert!(with(name, json!("strict")).unwrap_err().message.contains(name));
         }
         let s = AppSettings { alert_recipients: vec!["nobody".into()], ..AppSettings::default() };

@@ -45,7 +45,8 @@ pub async fn query(
 ) -> ApiResult<Response> {
     who.require(Role::Operator)?;
     let format = wanted(&headers)?;
-    let result = server.lake.sql(&who.app, &body.query, &SqlLimits::default()).await?;
+    let scope = server.query_scope(&who.app).await?;
+    let result = server.lake.sql(scope, &body.query, &SqlLimits::default()).await?;
     if let Some(format) = format {
         let kind = [(header::CONTENT_TYPE, format.media_type()), (TRUNCATED, word(result.truncated))];
         return Ok((kind, result.to_bytes(format)?).into_response());

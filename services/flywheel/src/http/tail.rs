@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Watch {
-    /// `interactions`, `feedback`, `device_events`, `dispositions` or `rejects`.
+    /// `interactions`, `feedback`, `device_events`, `dispositions`, `rejects` or `metrics`.
     table: String,
     /// Condition of a WHERE, for example `device_model = 'Pixel 8' AND ttft_ms > 3000`.
     #[serde(rename = "where")]

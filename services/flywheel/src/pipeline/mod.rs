@@ -9,6 +9,7 @@ pub mod compact;
 pub mod erase;
 pub mod evaluate;
 pub mod freeze;
+pub mod import;
 pub mod lora;
 pub mod notify;
 pub mod publish;
@@ -36,6 +37,7 @@ pub const KINDS: &[&str] = &[
     reconcile_rollout::KIND,
     compact::KIND,
     erase::KIND,
+    import::KIND,
     notify::KIND,
 ];
 
@@ -48,6 +50,7 @@ const NEEDS: &[(&str, &[&str])] = &[
     (publish::KIND, &["candidate"]),
     (reconcile_rollout::KIND, &["rollout"]),
     (erase::KIND, &["erasure"]),
+    (import::KIND, &["source"]),
 ];
 
 /// Whether a schedule can start `kind` with this payload. Without the check each slot would make a dead job.
@@ -115,6 +118,7 @@ async fn run(server: &Server, ctx: &JobContext, kind: &str) -> Result<Value, Err
         reconcile_rollout::KIND => reconcile_rollout::run(server, ctx).await,
         compact::KIND => compact::run(server, ctx).await,
         erase::KIND => erase::run(server, ctx).await,
+        import::KIND => import::run(server, ctx).await,
         notify::KIND => notify::run(server, ctx).await,
         other => {
             Err(Error::invalid("unknown_job_kind", format!("no step is called `{other}`"), "check the job's kind"))

@@ -127,6 +127,9 @@ impl Client {
     pub async fn put(&self, path: &str, body: &Value) -> Answer {
         self.send(self.http.put(self.url(path)).json(body)).await
     }
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.send(self.http.delete(self.url(path))).await
+    }
     /// A form as a browser sends it; `body` is urlencoded already.
     pub async fn form(&self, path: &str, body: &str) -> Answer {
         let request = self.http.post(self.url(path)).header(CONTENT_TYPE, "application/x-www-form-urlencoded");

@@ -77,6 +77,7 @@ const SCOPE: &[&str] = &[
     "kept until they are overwritten: free pages of the control database",
     "kept: sums of attribution per device under a truncated digest, without texts, ids or times of single answers",
     "kept: signed rollout plans that pin a device by name; they cannot be changed",
+    "kept: texts of saved views, which people write",
     "models listed as trained on erased samples are not retrained: retire or retrain them",
     "what arrives after the erasure is new, also a late label of an erased answer",
 ];

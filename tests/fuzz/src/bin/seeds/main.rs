@@ -1,6 +1,7 @@
 //! Writes the seed corpus: for every target a few inputs that reach deep, made by the crates' own encoders where they
 //! have one. `cargo run --bin seeds -- FOLDER`; the committed folder is `corpus`.
 
+mod metrics;
 mod model;
 mod otlp;
 mod stored;
@@ -42,6 +43,8 @@ fn main() {
     inflate(&corpus("inflate"));
     otlp::json_bodies(&corpus("otlp_traces_json"), &corpus("otlp_logs"));
     otlp::proto_bodies(&corpus("otlp_traces_proto"), &corpus("otlp_logs"));
+    metrics::json_bodies(&corpus("otlp_metrics_json"));
+    metrics::proto_bodies(&corpus("otlp_metrics_proto"));
     stored::wal(&corpus("wal"));
     model::gguf(&corpus("gguf"));
     tokenizer(&corpus("tokenizer"));

@@ -3,7 +3,7 @@
 use super::Corpus;
 use serde_json::json;
 
-fn attribute(key: &str, value: serde_json::Value) -> serde_json::Value {
+pub(super) fn attribute(key: &str, value: serde_json::Value) -> serde_json::Value {
     json!({ "key": key, "value": value })
 }
 
@@ -76,7 +76,7 @@ pub fn json_bodies(traces: &Corpus, logs: &Corpus) {
 }
 
 /// Writers of protobuf fields.
-mod proto {
+pub(super) mod proto {
     pub fn varint(mut v: u64, out: &mut Vec<u8>) {
         while v >= 0x80 {
             out.push(v as u8 | 0x80);
@@ -121,7 +121,7 @@ fn any(value: &serde_json::Value) -> Vec<u8> {
 }
 
 /// `KeyValue` in field `number`.
-fn pair(number: u64, pair: &serde_json::Value) -> Vec<u8> {
+pub(super) fn pair(number: u64, pair: &serde_json::Value) -> Vec<u8> {
     let key = proto::bytes(1, pair["key"].as_str().unwrap_or_default().as_bytes());
     proto::bytes(number, &[key, proto::bytes(2, &any(&pair["value"]))].concat())
 }

@@ -22,6 +22,9 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
+const GAUGE: &str =
+    r#"{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"name":"m","gauge":{"dataPoints":[{"asInt":"7"}]}}]}]}]}"#;
+
 pub fn wal(out: &Corpus) {
     let folder = std::env::temp_dir().join(format!("flywheel-seeds-{}", std::process::id()));
     let recovery = Recovery::open(LogConfig::new(&folder)).expect("an empty log opens");
@@ -30,21 +33,17 @@ pub fn wal(out: &Corpus) {
         let value: serde_json::Value = serde_json::from_str(BATCH).expect("the golden batch is JSON");
         value["events"].as_array().expect("it has events").iter().map(ToString::to_string).collect()
     };
-    for (i, body) in events.into_iter().enumerate() {
+    // one request a record, and a gauge as the last
+    let events = events.into_iter().map(|body| (Endpoint::Events, "application/x-ndjson", body));
+    let gauge = (Endpoint::OtlpMetrics, "application/json", GAUGE.to_owned());
+    for (i, (endpoint, content_type, body)) in events.chain([gauge]).enumerate() {
         let headers = IngestHeaders {
-            content_type: Some("application/x-ndjson".into()),
+            content_type: Some(content_type.into()),
             idempotency_key: Some(format!("k{i}")),
             ..IngestHeaders::default()
         };
         let now = "2026-03-01T10:00:06Z".parse().expect("a valid time");
-        let request = IngestRequest {
-            app: app(),
-            ingest_key: "key".into(),
-            endpoint: Endpoint::Events,
-            headers,
-            body: body.into(),
-            now,
-        };
+        let request = IngestRequest { app: app(), ingest_key: "key".into(), endpoint, headers, body: body.into(), now };
         wait(ingest.ingest(request)).expect("the event is stored");
     }
     drop(ingest);
@@ -56,14 +55,22 @@ pub fn wal(out: &Corpus) {
         .expect("the log has a segment");
     std::fs::remove_dir_all(&folder).expect("the folder can be removed");
     let payloads = payloads(&segment);
+    // `payload_0` to `_2`, `segment` and `torn` were left by a program that wrote version 1, and stay as they are
     for (i, payload) in payloads.iter().enumerate() {
-        out.add_with(1, &format!("payload_{i}"), join_pieces([payload.as_slice()]));
+        out.add_with(1, &format!("v2_payload_{i}"), join_pieces([payload.as_slice()]));
     }
+    out.add_with(1, "v1_metrics", join_pieces([version_1(payloads.last().expect("there are records")).as_slice()]));
+    out.add_with(1, "both_versions", join_pieces([&version_1(&payloads[1])[..], &payloads[1]]));
     // the smallest record once more as a whole segment, and one cut short
     let smallest = payloads.iter().min_by_key(|p| p.len()).expect("there are records");
     let (whole, _) = flywheel_fuzz::wal::framed(&join_pieces([smallest.as_slice()]));
-    out.add_with(0, "segment", &whole);
-    out.add_with(2, "torn", &whole[..whole.len() - 9]);
+    out.add_with(0, "v2_segment", &whole);
+    out.add_with(2, "v2_torn", &whole[..whole.len() - 9]);
+    // a directory that claims more than there is, and less
+    let mut bent = smallest.clone();
+    bent[7] ^= 0x40;
+    out.add_with(1, "v2_bent_directory", join_pieces([bent.as_slice()]));
+    out.add_with(1, "v2_many_sections", join_pieces([&[2, 255, 16][..], &[2, 0], &[2]]));
     out.add_with(1, "keys_only", join_pieces([&keys(&[(3, 1), (3, 2), (3, 9)])[..], &[1], &[99, 1, 2]]));
     let install = [
         &7u64.to_le_bytes()[..],
@@ -75,6 +82,20 @@ pub fn wal(out: &Corpus) {
         &9u64.to_le_bytes(),
     ];
     out.add_with(4, "duplicates", install.concat());
+}
+
+/// The payload of version 2 as version 1 wrote it: no directory, a tag and a length before each section.
+fn version_1(payload: &[u8]) -> Vec<u8> {
+    let (entries, n) = (&payload[2..], usize::from(payload[1]));
+    let (mut at, mut out) = (2 + 13 * n, vec![1]);
+    for entry in entries.chunks(13).take(n) {
+        let len = u32::from_le_bytes([entry[5], entry[6], entry[7], entry[8]]);
+        out.push(entry[0]);
+        out.extend_from_slice(&len.to_le_bytes());
+        out.extend_from_slice(&payload[at..at + len as usize]);
+        at += len as usize;
+    }
+    out
 }
 
 /// A payload with batch identities only.

@@ -1,0 +1,11 @@
+-- SELECTs that people of an app saved under a name.
+CREATE TABLE saved_views (
+    app_id      TEXT NOT NULL,
+    name        TEXT NOT NULL,
+    query       TEXT NOT NULL,
+    description TEXT NOT NULL,
+    created_by  TEXT NOT NULL,
+    created_at  BIGINT NOT NULL,
+    updated_at  BIGINT NOT NULL,
+    PRIMARY KEY (app_id, name)
+);
