@@ -34,8 +34,9 @@ WITH seen AS (
 )
 SELECT seen.template_id, seen.bundle, seen.device_class, interactions, coalesce(rejected, 0) AS rejected,
   coalesce(rejected, 0) / CAST(interactions AS DOUBLE) AS rate
-FROM seen LEFT JOIN rejected ON seen.template_id IS NOT DISTINCT FROM rejected.template_id
-  AND seen.bundle IS NOT DISTINCT FROM rejected.bundle AND seen.device_class IS NOT DISTINCT FROM rejected.device_class
+FROM seen LEFT JOIN rejected ON (seen.template_id IS NOT DISTINCT FROM rejected.template_id)
+  AND (seen.bundle IS NOT DISTINCT FROM rejected.bundle)
+  AND (seen.device_class IS NOT DISTINCT FROM rejected.device_class)
 ORDER BY interactions DESC, template_id, bundle, device_class";
 
 /// Both layouts, each on a server of its own.
@@ -70,8 +71,10 @@ fn layout(bench: &Bench, rows: u64, days: u32) -> Result<Value> {
     let (files, bytes) = parquet(&lake.join("tables"))?;
     (out["files"], out["bytes_on_disk"]) = (json!(files), json!(bytes));
     let mut cold = Vec::new();
-    for _ in 0..COLD {
-        server.stop()?;
+    for run in 0..COLD {
+        if run > 0 {
+            server.stop()?;
+        }
         if !drop_page_cache()? {
             println!("left out: an empty page cache needs the rights of root");
             break;
