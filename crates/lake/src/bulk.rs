@@ -4,7 +4,7 @@
 use crate::append::Append;
 use crate::error::LakeError;
 use crate::lake::Lake;
-use crate::table::{LakeTable, View, transaction};
+use crate::table::{Appended, LakeTable};
 use arrow::array::RecordBatch;
 use flywheel_telemetry::{Buffers, Table};
 use flywheel_types::Error;
@@ -43,25 +43,12 @@ impl LakeTable {
         while let Some(batch) = rows.next().await {
             append.write(&batch).await?;
         }
-        let _one = self.commit.lock().await;
-        let View { mut delta, committed } = self.view();
-        delta.update_state().await?;
-        if transaction(&delta, writer).await? >= seq {
-            self.install(delta, committed, buffers);
-            return Ok(false);
-        }
-        match append.commit(delta.clone(), writer, seq).await {
-            Ok(new) => self.install(new, committed, buffers),
-            // object stores may report a successful write as failed
-            Err(e) => {
-                delta.update_state().await?;
-                let found = transaction(&delta, writer).await?;
-                self.install(delta, committed, buffers);
-                if found < seq {
-                    return Err(e);
-                }
+        match self.append_files(append.finish().await?, &[(writer, seq)], buffers).await? {
+            Appended::Now => Ok(true),
+            Appended::Already => Ok(false),
+            Appended::Gone => {
+                Err(LakeError::Unexpected("a vacuum took the files before their commit: repeat it".to_owned()))
             }
         }
-        Ok(true)
     }
 }

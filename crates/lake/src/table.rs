@@ -242,7 +242,7 @@ impl LakeTable {
 }
 
 /// Highest sequence number `writer_id` has committed; 0 for none.
-pub(crate) async fn transaction(delta: &DeltaTable, writer_id: &str) -> Result<u64, LakeError> {
+async fn transaction(delta: &DeltaTable, writer_id: &str) -> Result<u64, LakeError> {
     let log_store = delta.log_store();
     let found = delta.snapshot()?.transaction_version(log_store.as_ref(), writer_id).await?;
     Ok(found.and_then(|v| u64::try_from(v).ok()).unwrap_or(0))

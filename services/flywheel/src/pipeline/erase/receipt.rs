@@ -72,14 +72,15 @@ impl Progress {
 const SCOPE: &[&str] = &[
     "erased: tables, rejected records, write-ahead log, replaced files, corrections, datasets",
     "not reached: back-ups of the data folder, the bucket or the control database; rotate them out",
-    "kept: the audit log, which is append-only; it names the subject by digest, and entries of versions before 0.2 about \
-     corrections name interactions",
+    "kept: the audit log, which is append-only; it names the subject by digest, and entries of \
+     earlier versions about corrections name interactions",
     "kept until they are overwritten: free pages of the control database",
     "kept: sums of attribution per device under a truncated digest, without texts, ids or times of single answers",
     "kept: signed rollout plans that pin a device by name; they cannot be changed",
     "kept: texts of saved views, which people write",
     "models listed as trained on erased samples are not retrained: retire or retrain them",
-    "what arrives after the erasure is new, also a late label of an erased answer",
+    "what arrives after the erasure is new, also a late label of an erased answer, and history that is imported \
+     again",
 ];
 
 /// The receipt; its digest is that of the JSON text without the digest.
