@@ -1,18 +1,10 @@
 //! Rows are visible once, whatever moves underneath: between memory and Delta, over restarts, retries, compaction,
 //! and commits that report failure although they happened.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
-)]
 
-mod support;
-
+use crate::support::{Device, answer, app, at, config, device_event, feedback, number, open, rows};
 use flywheel_lake::{Lake, Table};
 use flywheel_telemetry::Endpoint;
 use flywheel_types::{AppId, ErrorKind, LabelKind};
-use support::{Device, answer, app, at, config, device_event, feedback, number, open, rows};
 
 const COUNT: &str = "SELECT count(*) FROM interactions";
 const DISTINCT: &str = "SELECT count(DISTINCT interaction_id) FROM interactions";
@@ -119,7 +111,7 @@ async fn the_log_is_freed_only_behind_delta_and_duplicates_are_still_known() {
     c.log.segment_bytes = 32 << 10;
     let device = Device::new(1);
     let anonymous = |n: u64| {
-        let mut r = support::forged(device.install, 1, at(0), vec![feedback("i1", LabelKind::Rejected, at(0))]);
+        let mut r = crate::support::forged(device.install, 1, at(0), vec![feedback("i1", LabelKind::Rejected, at(0))]);
         r.headers.idempotency_key = Some(format!("k{n}"));
         r
     };
@@ -159,9 +151,9 @@ async fn a_reused_idempotency_key_is_a_conflict_and_a_forged_seq_burns_nothing()
     let dir = tempfile::tempdir().unwrap();
     let lake = open(dir.path()).await;
     let device = Device::new(1);
-    let mut first = support::forged(device.install, 1, at(0), vec![answer("x", at(0))]);
+    let mut first = crate::support::forged(device.install, 1, at(0), vec![answer("x", at(0))]);
     first.headers.idempotency_key = Some("k".into());
-    let mut second = support::forged(device.install, 1, at(0), vec![answer("y", at(0))]);
+    let mut second = crate::support::forged(device.install, 1, at(0), vec![answer("y", at(0))]);
     second.headers.idempotency_key = Some("k".into());
     lake.ingestor().ingest(first).await.unwrap();
     let e = lake.ingestor().ingest(second).await.unwrap_err();
@@ -208,7 +200,7 @@ async fn every_endpoint_ends_in_counted_dispositions() {
     let mut bad = device.request(&app(), 2, at(0), vec![]);
     bad.body = bytes::Bytes::from_static(b"{}");
     assert_eq!(lake.ingestor().ingest(bad).await.unwrap_err().kind, ErrorKind::Unauthenticated);
-    let mut otlp = support::forged(device.install, 1, at(0), vec![]);
+    let mut otlp = crate::support::forged(device.install, 1, at(0), vec![]);
     otlp.endpoint = Endpoint::OtlpLogs;
     otlp.body = bytes::Bytes::from_static(
         br#"{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"eventName":"other"},

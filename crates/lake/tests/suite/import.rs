@@ -1,13 +1,7 @@
 //! History from files: stored once whatever it is called and however often the work breaks off, beside everything else that
 //! happens to the tables.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
-)]
 
-mod support;
-
+use crate::support::{Device, answer, app, at, number, open};
 use arrow::array::{ArrayRef, Float64Array, Int32Array, RecordBatch, StringArray, TimestampMicrosecondArray};
 use deltalake::parquet::arrow::ArrowWriter;
 use deltalake::parquet::file::properties::WriterProperties;
@@ -21,7 +15,6 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use support::{Device, answer, app, at, number, open};
 
 const COUNT: &str = "SELECT count(*) FROM interactions";
 const DISTINCT: &str = "SELECT count(DISTINCT interaction_id) FROM interactions";

@@ -1,19 +1,11 @@
 //! How many small signed batches a second are acknowledged durably. A measurement, run by hand:
-//! `cargo test -p flywheel-lake --test throughput -- --ignored --nocapture`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
-)]
+//! `cargo test -p flywheel-lake --test suite throughput -- --ignored --nocapture`.
 
-mod support;
-
+use crate::support::{Device, answer, app, at, config, feedback, number};
 use flywheel_lake::Lake;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use support::{Device, answer, app, at, config, feedback, number};
 
 #[test]
 #[ignore = "a measurement, not a check"]

@@ -1,13 +1,7 @@
 //! Erasure of a person: afterwards no file of the lake holds a key or an interaction id of theirs, whether in the clear or inside
 //! Parquet; everybody else's rows are there once; readers of version ranges see no new rows.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
-)]
 
-mod support;
-
+use crate::support::{Device, answer, app, at, config, feedback, interaction, number, open};
 use chrono::{DateTime, Utc};
 use deltalake::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use flywheel_lake::{Erasure, Lake, Subjects, Table, Versions};
@@ -17,7 +11,6 @@ use flywheel_types::wire::{EventV1, FeedbackV1, InteractionV1};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::{Device, answer, app, at, config, feedback, interaction, number, open};
 
 fn key(user: &str) -> String {
     UserKeys::new(&[0; 32]).key(&app(), user).unwrap()

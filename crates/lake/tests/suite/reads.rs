@@ -1,13 +1,9 @@
 //! The named reads of the pipeline: windows, labels, identities, order.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
-)]
 
-mod support;
-
+use crate::support::{
+    Device, answer, app, assignment, at, bundle, config, device_event, feedback, forged, interaction, number, open,
+    with_content,
+};
 use chrono::Duration;
 use flywheel_lake::{Lake, QueryScope, SavedView, SqlLimits, Table, Versions};
 use flywheel_telemetry::{Endpoint, Settings};
@@ -15,10 +11,6 @@ use flywheel_types::assign::Arm;
 use flywheel_types::wire::{DeviceEventKind, EventV1};
 use flywheel_types::{LabelKind, RolloutId, TrustClass};
 use std::sync::Arc;
-use support::{
-    Device, answer, app, assignment, at, bundle, config, device_event, feedback, forged, interaction, number, open,
-    with_content,
-};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn labels_depend_on_the_interactions_own_times_not_on_the_windows() {

@@ -1,17 +1,9 @@
 //! What a query text can try, and that none of it reaches another app's rows, a file, or a state change.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
-)]
 
-mod support;
-
+use crate::support::{Device, answer, app, at, open, with_content};
 use flywheel_lake::{Lake, QueryScope, SavedView, SqlLimits};
 use flywheel_types::{AppId, ErrorKind};
 use std::path::Path;
-use support::{Device, answer, app, at, open, with_content};
 
 async fn two_apps(dir: &Path) -> Lake {
     let lake = open(dir).await;
@@ -142,10 +134,10 @@ async fn no_query_sees_rows_of_another_app() {
             assert!(!text.contains(word), "{query} showed {text}");
         }
     }
-    let n = support::number(&lake, &app(), "SELECT count(*) FROM interactions").await;
+    let n = crate::support::number(&lake, &app(), "SELECT count(*) FROM interactions").await;
     assert_eq!(n, 2, "and it sees its own rows");
     // Dispositions of the other app are counts of the other app.
-    let n = support::number(&lake, &app(), "SELECT sum(items) FROM dispositions").await;
+    let n = crate::support::number(&lake, &app(), "SELECT sum(items) FROM dispositions").await;
     assert_eq!(n, 2);
 }
 

@@ -1,6 +1,4 @@
 //! Devices that sign their batches, and small helpers, for the tests of this crate.
-#![allow(dead_code, reason = "every test file uses its own part")]
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::{DateTime, Duration, Utc};

@@ -1,14 +1,11 @@
 //! Aggregations by columns of words answer what the straightforward query answers: over several files, rows that are only
 //! acknowledged, NULLs, filters that some row groups meet as a whole, and more groups than are held at once.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends with its first surprise; helpers too")]
 
-mod support;
-
+use crate::support::{Device, answer, app, at, config};
 use flywheel_lake::{Lake, LakeConfig, SqlLimits, Table};
 use flywheel_telemetry::column::Micros;
 use flywheel_telemetry::rows::InteractionRow;
 use futures::stream;
-use support::{Device, answer, app, at, config};
 
 /// Rows of one commit; a row group has 131,072.
 const ROWS: u64 = 200_000;

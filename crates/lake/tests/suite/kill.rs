@@ -1,14 +1,7 @@
 //! `kill -9` under load, ten times at unpredictable points, with tiny log segments and constant commits, compactions and
 //! retries: no acknowledged row is lost and none is stored twice.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
-)]
 
-mod support;
-
+use crate::support::{Device, answer, app, at, number};
 use flywheel_lake::{Lake, LakeConfig, Table};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +9,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Device, answer, app, at, number};
 
 const DEVICES: u32 = 16;
 /// Kills of one run; `FLYWHEEL_KILLS` asks for more.
@@ -27,7 +19,7 @@ const FOLDER: &str = "FLYWHEEL_KILL_TEST_FOLDER";
 const EVENTS: u64 = 3;
 
 fn kill_config(dir: &Path) -> LakeConfig {
-    let mut c = support::config(dir);
+    let mut c = crate::support::config(dir);
     c.log.segment_bytes = 128 << 10;
     c.commit_interval = Duration::from_millis(100);
     c.commit_bytes = 256 << 10;
@@ -76,7 +68,7 @@ fn child() {
 /// Runs the child until it printed `n` acknowledgements, kills it, and returns all it printed.
 fn run_and_kill(folder: &Path, n: usize) -> Vec<(u32, u64)> {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "kill::child", "--nocapture", "--test-threads=1"])
         .env(FOLDER, folder)
         .stdout(Stdio::piped())
         .spawn()

@@ -1,17 +1,10 @@
 //! Queries that would compute for minutes: past a cap, or without a reader, nothing of them runs or holds memory a second later.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
-)]
 
-mod support;
-
+use crate::support::{Device, answer, app, at, open};
 use flywheel_lake::{Lake, QueryLoad, SqlLimits};
 use flywheel_types::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use support::{Device, answer, app, at, open};
 
 /// From the end of a query to the last of its work.
 const SOON: Duration = Duration::from_secs(1);
@@ -129,7 +122,7 @@ async fn past_its_time_or_memory_nothing_of_a_query_is_left() {
         println!("{what}: {code:?} after {took:?}, all of it gone {left:?} later");
     }
     assert_eq!(
-        support::number(&lake, &app(), "SELECT count(*) FROM interactions").await,
+        crate::support::number(&lake, &app(), "SELECT count(*) FROM interactions").await,
         5000,
         "and others are answered"
     );
