@@ -215,6 +215,25 @@ impl Tx {
         Ok(done)
     }
 
+    /// Enqueues a look at what this transaction changes: a job with the same dedup key that waits will see the change,
+    /// one that has begun may not, so another waits behind it.
+    ///
+    /// # Errors
+    /// Those of [`Tx::job_enqueue`].
+    pub async fn job_enqueue_look(&mut self, app: &AppId, new: &NewJob) -> Result<Enqueued> {
+        let done = self.job_enqueue(app, new).await?;
+        let (Enqueued::Existing(open), Some(key)) = (&done, &new.dedup_key) else { return Ok(done) };
+        // held, so that it cannot begin before this transaction ends
+        let hold = self.backend().hold_row();
+        let sql = format!("SELECT job_id FROM jobs WHERE job_id = $1 AND state = 'queued'{hold}");
+        let waits: Option<Id> = self.fetch_opt(q(&sql).bind(open)).await?;
+        if waits.is_some() {
+            return Ok(done);
+        }
+        let behind = format!("{key}/after/{open}");
+        self.job_enqueue(app, &NewJob { dedup_key: Some(behind), ..new.clone() }).await
+    }
+
     /// Writes down that a slot of a schedule was not run and why.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ on_both!(
     claims_go_by_priority_and_time,
     a_stale_attempt_can_write_nothing,
     dedup_holds_while_open,
+    a_look_waits_behind_one_that_has_begun,
     concurrency_keys_hold_between_claims,
     cancel_reaches_queued_and_running,
     dead_jobs_are_revived_and_old_ones_pruned,
@@ -107,6 +108,29 @@ async fn dedup_holds_while_open(w: &World) {
     tx.job_succeed(&running.token(), None).await.unwrap();
     tx.commit().await.unwrap();
     assert!(matches!(enqueue(w, &new).await, Enqueued::New(_)));
+}
+
+async fn look(w: &World, new: &NewJob) -> Enqueued {
+    let mut tx = w.begin().await;
+    let done = tx.job_enqueue_look(&w.app, new).await.unwrap();
+    tx.commit().await.unwrap();
+    done
+}
+
+async fn a_look_waits_behind_one_that_has_begun(w: &World) {
+    let new = job("look").dedup("shop").concurrency("look:shop", 1);
+    let first = look(w, &new).await;
+    assert_eq!(look(w, &new).await, Enqueued::Existing(first.id().clone()), "it waits and will see the change");
+    let running = claim(w, &["look"]).await.unwrap();
+    let second = look(w, &new).await;
+    assert!(matches!(second, Enqueued::New(_)), "the first has begun");
+    assert_eq!(look(w, &new).await, Enqueued::Existing(second.id().clone()), "one waits already");
+    assert!(claim(w, &["look"]).await.is_none(), "one at a time");
+    let mut tx = w.begin().await;
+    tx.job_succeed(&running.token(), None).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(claim(w, &["look"]).await.unwrap().job_id, *second.id());
+    assert!(matches!(look(w, &new).await, Enqueued::New(_)), "and behind the second as well");
 }
 
 async fn concurrency_keys_hold_between_claims(w: &World) {

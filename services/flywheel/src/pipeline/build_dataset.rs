@@ -31,13 +31,13 @@ impl Default for Trigger {
     }
 }
 
-/// Queues a look at the corrections of an app; one look at a time.
+/// Queues a look at the corrections of an app, one that begins after `tx`; one look at a time.
 ///
 /// # Errors
 /// Those of the database.
 pub async fn enqueue(tx: &mut Tx, app: &AppId, _now: DateTime<Utc>) -> Result<(), Error> {
     let job = NewJob::new(KIND, json!({ "v": 1 })).dedup(app.to_string()).concurrency(format!("dataset:{app}"), 1);
-    tx.job_enqueue(app, &job).await?;
+    tx.job_enqueue_look(app, &job).await?;
     Ok(())
 }
 
