@@ -6,6 +6,7 @@
     reason = "a test ends with its first surprise; helpers outside `#[test]` functions too"
 )]
 
+use flywheel_tests::phone::{Install, answer};
 use flywheel_tests::{Server, client, unit_arguments};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
@@ -366,6 +367,36 @@ async fn a_key_over_its_quota_is_told_to_come_back() {
     assert_eq!(b.count().await, 4);
     let why = "SELECT reason, sum(items) FROM dispositions WHERE disposition = 'refused_intake' GROUP BY 1";
     assert_eq!(b.rows(why).await, json!([["quota_used_up", 1]]));
+}
+
+#[tokio::test]
+async fn one_phone_and_one_network_have_their_own_quotas() {
+    let quotas = "[ingest]\ninstall_events_per_minute = 5\nnetwork_events_per_minute = 12\ntrusted_proxies = 1\n";
+    let b = Bench::start(quotas);
+    let send = async |phone: u64, seq: u64, events: u64, from: &str| {
+        let phone = Install::new(phone);
+        let events: Vec<Value> = (0..events).map(|i| answer(&format!("{}-{seq}-{i}", &phone.id()[..8]))).collect();
+        let body = phone.batch(seq, &events);
+        // what the client writes about itself stands before what the proxy saw
+        let mut request = b.post("/v1/events", "application/json", body.clone()).header("x-forwarded-for", from);
+        for (name, value) in phone.headers(&body) {
+            request = request.header(name, value);
+        }
+        let answer = request.send().await.unwrap();
+        let (status, waits) = (answer.status().as_u16(), answer.headers().contains_key("retry-after"));
+        let said: Value = answer.json().await.unwrap();
+        (status, waits, said["code"].as_str().unwrap_or_default().to_owned())
+    };
+    let stored = (200, false, String::new());
+    let refused = |code: &str| (429, true, code.to_owned());
+    assert_eq!(send(1, 1, 6, "198.51.100.9, 203.0.113.7").await, stored, "a batch may overdraw");
+    assert_eq!(send(1, 2, 1, "192.0.2.1").await, refused("install_quota_used_up"), "whatever network it comes from");
+    assert_eq!(send(2, 1, 12, "203.0.113.8").await, stored, "its neighbour is another phone");
+    assert_eq!(send(3, 1, 1, "198.51.100.9, 203.0.113.9").await, refused("network_quota_used_up"));
+    assert_eq!(send(3, 1, 1, "203.0.113.9, 198.51.100.9").await, stored, "the same phone from another network");
+    assert_eq!(b.count().await, 19);
+    let why = "SELECT reason, sum(items) FROM dispositions WHERE disposition = 'refused_intake' GROUP BY 1 ORDER BY 1";
+    assert_eq!(b.rows(why).await, json!([["install_quota_used_up", 1], ["network_quota_used_up", 1]]));
 }
 
 #[tokio::test]
