@@ -50,6 +50,9 @@ pub struct Args {
     /// Phones of `reconnect`.
     #[arg(long, default_value_t = 10_000)]
     devices: u64,
+    /// Body format of `ingest`, where one is enough: `protobuf` or `json`.
+    #[arg(long)]
+    format: Option<String>,
     /// Rows of `import` and `query`.
     #[arg(long)]
     rows: Option<u64>,

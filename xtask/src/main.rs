@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod postgres;
 mod process;
+mod python;
 mod smtp;
 mod test;
 mod tidy;

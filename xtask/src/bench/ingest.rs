@@ -3,8 +3,8 @@
 
 use super::server::{Server, cpu_seconds, gauge, load, rss_kb};
 use super::{Args, Bench, peer};
-use crate::process;
-use anyhow::Result;
+use crate::{process, python};
+use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -23,7 +23,11 @@ pub fn drive(bench: &Bench, args: &Args) -> Result<Value> {
     load::build(bench)?;
     let seconds = std::env::var("FLYWHEEL_BENCH_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(SECONDS);
     let mut out = json!({ "bench": "ingest", "load_average_before": fs::read_to_string("/proc/loadavg")?.trim() });
-    for format in ["protobuf", "json"] {
+    let formats = ["protobuf", "json"];
+    if let Some(unknown) = args.format.as_deref().filter(|f| !formats.contains(f)) {
+        bail!("no format named `{unknown}`; there is: {}", formats.join(", "));
+    }
+    for format in formats.into_iter().filter(|f| args.format.as_deref().is_none_or(|wanted| wanted == *f)) {
         let found = one(bench, format, seconds)?;
         println!("{format}: {}", serde_json::to_string_pretty(&found)?);
         // the figures of the release are those of protobuf
@@ -91,9 +95,9 @@ fn equal(foreign: &Value, engine: &str) -> bool {
     ours.len() == theirs.len() && ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()))
 }
 
-/// Rows, ids and sums as DuckDB and Polars see them; needs both in the Python that `PYTHON` names.
+/// Rows, ids and sums as DuckDB and Polars see them.
 fn foreign(table: &Path) -> Result<Value> {
-    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let Some(python) = python::ensure() else { return Ok(Value::Null) };
     let mut read = Command::new(python);
     read.arg(process::root().join("tests/interop/read_table.py")).arg(table);
     for column in SUMS {

@@ -1,10 +1,10 @@
 //! The peer of `bench ingest`: otlp2parquet, the nearest server that takes the same OTLP/HTTP bodies and stores them as Parquet.
 //! It is installed from the registry into the target folder, runs with its shipped settings on the same disk, and takes the same
-//! load. Its rows are counted by DuckDB, which the Python that `PYTHON` names must have.
+//! load. Its rows are counted by DuckDB.
 
 use super::Bench;
 use super::server::{DISK, Server, cpu_seconds, load, peak_rss_kb};
-use crate::process;
+use crate::{process, python};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -67,7 +67,7 @@ impl Peer {
             duckdb.sql('SET enable_progress_bar = false')\n\
             rows = list(duckdb.sql(query).fetchall()[0]) if files else [0, 0]\n\
             print(json.dumps([*rows, sum(pathlib.Path(f).stat().st_size for f in files)]))\n";
-        let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".to_owned());
+        let python = python::ensure().context("the peer's rows cannot be counted")?;
         let mut count = Command::new(python);
         count.args(["-c", script]).arg(self.dir.join("data"));
         let out = process::run_quiet("DuckDB counts the peer's rows", &mut count)?;
