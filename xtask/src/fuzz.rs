@@ -19,6 +19,8 @@ const RUSTFLAGS: &[&str] = &[
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
     "--cfg fuzzing",
 ];
+/// In the workspace's `Cargo.toml`.
+const PROFILE: &str = "fuzz";
 /// Largest input, bytes: a log record of one interaction fits.
 const MAX_LEN: u32 = 20 << 10;
 /// Memory of the fuzzed process, MiB.
@@ -97,15 +99,12 @@ fn target_dir() -> Result<PathBuf> {
     Ok(debug.parent().context("the target folder has no parent")?.join("fuzz"))
 }
 
-fn cargo(command: &str, target_dir: &Path) -> Command {
-    let mut cargo = process::cargo();
-    cargo.arg(command).arg("--manifest-path").arg(package().join("Cargo.toml"));
-    cargo.arg("--target-dir").arg(target_dir);
-    cargo
-}
-
+/// One of the ordinary tests, in the ordinary folder.
 fn replay() -> Result<()> {
-    process::run("the replay of the corpus", cargo("test", &target_dir()?).args(["--locked", "--test", "replay"]))
+    process::run(
+        "the replay of the corpus",
+        process::cargo().args(["test", "--workspace", "--locked", "--test", "replay"]),
+    )
 }
 
 /// The compiler's own platform. Named on the command line, it keeps build scripts and macros uninstrumented.
@@ -119,14 +118,15 @@ fn host() -> Result<String> {
 /// Builds the drivers; answers their folder.
 fn build(target_dir: &Path, names: &[&String]) -> Result<PathBuf> {
     let host = host()?;
-    let mut cargo = cargo("build", target_dir);
-    cargo.args(["--locked", "--release", "--features", "libfuzzer", "--target", &host]);
+    let mut cargo = process::cargo();
+    cargo.args(["build", "--package", "flywheel-fuzz", "--locked", "--profile", PROFILE, "--features", "libfuzzer"]);
+    cargo.args(["--target", &host, "--target-dir"]).arg(target_dir);
     for name in names {
         cargo.args(["--bin", name]);
     }
     cargo.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", RUSTFLAGS.join(" "));
     process::run("building the fuzz targets", &mut cargo)?;
-    Ok(target_dir.join(host).join("release"))
+    Ok(target_dir.join(host).join(PROFILE))
 }
 
 /// What a run of one target gave.

@@ -37,7 +37,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// Members outside the tiers: they may use everything.
-const FREE: &[&str] = &["flywheel-tests", "xtask"];
+const FREE: &[&str] = &["flywheel-tests", "flywheel-fuzz", "xtask"];
 
 /// Dependency (exact, or a family with a trailing `-`) → the only members that may name it outside tests.
 const NAMED_BY: &[(&str, &[&str])] = &[

@@ -6,6 +6,7 @@ pub mod alloc;
 pub mod bundle;
 pub mod dataset;
 pub mod gguf;
+pub mod import;
 pub mod otlp;
 pub mod sdk;
 pub mod telemetry;
@@ -41,6 +42,7 @@ targets! {
     otlp_logs => otlp::logs,
     otlp_metrics_proto => otlp::metrics_proto,
     otlp_metrics_json => otlp::metrics_json,
+    import_lines => import::lines,
     wal => wal::run,
     gguf => gguf::run,
     tokenizer => text::tokenizer,

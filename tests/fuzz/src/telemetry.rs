@@ -145,6 +145,20 @@ fn non_blank_lines(body: &[u8]) -> usize {
     text.lines().filter(|l| !l.trim().is_empty()).count()
 }
 
+/// Compressed; for seeds too.
+#[must_use]
+pub fn gzip(body: &[u8]) -> Vec<u8> {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(body).expect("gzip writes to memory");
+    gzip.finish().expect("gzip writes to memory")
+}
+
+/// Compressed; for seeds too.
+#[must_use]
+pub fn zstd(body: &[u8]) -> Vec<u8> {
+    zstd::encode_all(body, 1).expect("zstd writes to memory")
+}
+
 /// Compressed bodies. First byte: encoding (two bits) and cap. The rest is read as a stream, and also compressed and
 /// read back.
 pub fn inflate_body(data: &[u8]) {
@@ -158,12 +172,8 @@ pub fn inflate_body(data: &[u8]) {
     }
     let packed = match encoding {
         None => body.to_vec(),
-        Some("zstd") => zstd::encode_all(body, 1).expect("zstd writes to memory"),
-        Some(_) => {
-            let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-            gzip.write_all(body).expect("gzip writes to memory");
-            gzip.finish().expect("gzip writes to memory")
-        }
+        Some("zstd") => zstd(body),
+        Some(_) => gzip(body),
     };
     assert_eq!(inflate(encoding, &packed, body.len()).expect("a body that fits exactly"), body);
     if encoding.is_some() && packed.len() > 1 {

@@ -40,6 +40,7 @@ fn main() {
     let corpus = |name: &str| Corpus { folder: root.join(name) };
     bundles(&corpus("manifest"), &corpus("tuf_metadata"), &corpus("tuf_client"));
     events(&corpus("events"), &corpus("feedback"));
+    import(&corpus("import_lines"));
     inflate(&corpus("inflate"));
     otlp::json_bodies(&corpus("otlp_traces_json"), &corpus("otlp_logs"));
     otlp::proto_bodies(&corpus("otlp_traces_proto"), &corpus("otlp_logs"));
@@ -95,6 +96,23 @@ fn events(batch: &Corpus, feedback: &Corpus) {
     let claimed =
         one.replace('{', r#"{"install_id":"2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae","#);
     feedback.add_with(0, "claimed", claimed);
+}
+
+/// Lines of history: an answer, a device event and feedback, with the times that only history may give.
+fn import(out: &Corpus) {
+    let value: serde_json::Value = serde_json::from_str(BATCH).expect("the golden batch is JSON");
+    let mut lines = Vec::new();
+    for event in value["events"].as_array().expect("it has events") {
+        let mut event = event.clone();
+        event["received_at"] = json!("2026-02-01T10:00:04Z");
+        lines.push(event.to_string());
+    }
+    let all = lines.join("\n");
+    out.add_with(0, "plain", &all);
+    out.add_with(0b01_1001, "gzip", format!("{all}\n\n \nnot json\n"));
+    out.add_with(0b10_0010, "zstd", format!("{all}\r\n{{}}"));
+    out.add_with(0b101, "gzip_raw", flywheel_fuzz::telemetry::gzip(all.as_bytes()));
+    out.add_with(0b110, "zstd_raw", flywheel_fuzz::telemetry::zstd(all.as_bytes()));
 }
 
 fn inflate(out: &Corpus) {
