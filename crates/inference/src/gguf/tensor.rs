@@ -147,10 +147,12 @@ pub struct TensorInfo {
     /// ggml order: `dims[0]` is the row length (input width of a linear layer), `dims[1]` the number of rows.
     pub dims: Vec<u64>,
     pub ty: TensorType,
-    /// Bytes from the start of the data section.
+    /// Bytes from the start of the data section of its file.
     pub offset: u64,
     /// Bytes of data, without padding.
     pub len: usize,
+    /// Number of the shard that holds the data, from 0.
+    pub(super) shard: usize,
 }
 
 impl TensorInfo {

@@ -140,13 +140,8 @@ fn plan(base: &Gguf, options: &QuantizeOptions) -> Result<Vec<Choice>, QuantizeE
 
 /// Metadata of the base with the keys that describe the file's own form replaced.
 fn metadata(base: &Gguf, options: &QuantizeOptions) -> Vec<(String, Value)> {
-    let mut out: Vec<_> = base
-        .metadata()
-        .iter()
-        // A single file: stale shard keys make loaders look for more files.
-        .filter(|(k, _)| !k.starts_with("split.") && !k.starts_with("quantize.imatrix."))
-        .cloned()
-        .collect();
+    let mut out: Vec<_> =
+        base.metadata().iter().filter(|(k, _)| !k.starts_with("quantize.imatrix.")).cloned().collect();
     let mut set = |key: &str, value: Value| match out.iter_mut().find(|(k, _)| k == key) {
         Some((_, old)) => *old = value,
         None => out.push((key.to_owned(), value)),

@@ -40,7 +40,6 @@ fn base(folder: &Path, layers: usize, row: u64, tied: bool) -> PathBuf {
     let metadata = [
         ("general.architecture", Value::from("llama")),
         ("general.file_type", Value::U32(1)),
-        ("split.count", Value::U16(2)),
         ("llama.block_count", Value::U32(layers as u32)),
     ]
     .map(|(k, v)| (k.to_owned(), v));
