@@ -10,6 +10,8 @@ pub enum Arch {
     Llama,
     /// Qwen2 and the R1 distillations of it: biases on q, k, v; RoPE over halves.
     Qwen2,
+    /// Qwen3: no biases, queries and keys normed per head before RoPE over halves.
+    Qwen3,
 }
 
 impl Arch {
@@ -17,9 +19,10 @@ impl Arch {
         match name {
             "llama" => Ok(Self::Llama),
             "qwen2" => Ok(Self::Qwen2),
-            other => {
-                Err(ModelError::unsupported(format!("architecture `{other}`; this decoder runs `llama` and `qwen2`")))
-            }
+            "qwen3" => Ok(Self::Qwen3),
+            other => Err(ModelError::unsupported(format!(
+                "architecture `{other}`; this decoder runs `llama`, `qwen2` and `qwen3`"
+            ))),
         }
     }
     /// Value of `general.architecture`, the prefix of all other keys.
@@ -28,6 +31,7 @@ impl Arch {
         match self {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
         }
     }
 }

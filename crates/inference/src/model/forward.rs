@@ -1,9 +1,10 @@
 //! The forward pass over new tokens of many sequences at once.
 
 use super::{
-    Block, Decoder, ModelError, Target,
+    Block, Decoder, ModelConfig, ModelError, Target,
     attention::{Span, attend},
     kv::{PageLayout, Sequence},
+    weights::HeadNorms,
 };
 use crate::linalg::{add, rms_norm, swiglu};
 use rayon::prelude::*;
@@ -44,6 +45,18 @@ pub(crate) fn add_bias(rows: &mut [f32], bias: Option<&[f32]>) {
     if let Some(bias) = bias {
         rows.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
     }
+}
+
+/// Norms every query and key head of rows of `[q | k | v]`, where the model does that.
+pub(crate) fn norm_heads(c: &ModelConfig, norms: Option<&HeadNorms>, qkv: &mut [f32]) {
+    let Some(norms) = norms else { return };
+    each_row(qkv, c.qkv_width(), |_, row| {
+        let mut before = vec![0.0; c.head_dim];
+        for (i, head) in row.chunks_exact_mut(c.head_dim).take(c.heads + c.kv_heads).enumerate() {
+            before.copy_from_slice(head);
+            rms_norm(&before, norms.of(c, i), c.rms_eps, head);
+        }
+    });
 }
 
 /// Buffers of one pass, reused by all blocks.
@@ -106,6 +119,7 @@ impl Decoder {
             self.adapt(layer, target, normed, m, &mut b.qkv, at, c.qkv_width());
         }
         add_bias(&mut b.qkv, block.qkv_bias.as_deref());
+        norm_heads(c, block.head_norms.as_ref(), &mut b.qkv);
         let rope = &self.weights.rope;
         let table = rope.table(positions.iter().max().map_or(0, |p| p + 1));
         each_row(&mut b.qkv, c.qkv_width(), |i, row| {

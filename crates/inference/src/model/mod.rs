@@ -27,7 +27,7 @@ pub use merge::{Merged, MergedType, base_digest, merge};
 pub use sample::Sampling;
 pub use score::{LogitVisitor, Scored};
 
-pub(crate) use forward::{add_bias, each_row, norm_rows, swiglu_rows};
+pub(crate) use forward::{add_bias, each_row, norm_heads, norm_rows, swiglu_rows};
 pub(crate) use rope::RopeTable;
 pub(crate) use sample::argmax;
 pub(crate) use weights::{Block, Weights};

@@ -11,10 +11,25 @@ pub(crate) struct Block {
     pub attn_norm: Vec<f32>,
     pub qkv: Packed,
     pub qkv_bias: Option<Vec<f32>>,
+    pub head_norms: Option<HeadNorms>,
     pub out: Packed,
     pub ffn_norm: Vec<f32>,
     pub gate_up: Packed,
     pub down: Packed,
+}
+
+/// Weights of the norms of every query and key head (Qwen3), `head_dim` values each.
+#[derive(Debug)]
+pub(crate) struct HeadNorms {
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+}
+
+impl HeadNorms {
+    /// Weight of a head of `[q | k]`, counted through.
+    pub fn of(&self, c: &ModelConfig, head: usize) -> &[f32] {
+        if head < c.heads { &self.q } else { &self.k }
+    }
 }
 
 #[derive(Debug)]
@@ -76,6 +91,13 @@ impl Loader<'_> {
             attn_norm: self.vector(&weight(&name("attn_norm")), c.width)?,
             qkv: self.matrix(&[&qkv[0], &qkv[1], &qkv[2]], c.width, &rows)?,
             qkv_bias: self.biases(&[q, k, v], &rows)?,
+            head_norms: match c.arch {
+                Arch::Qwen3 => Some(HeadNorms {
+                    q: self.vector(&name("attn_q_norm.weight"), c.head_dim)?,
+                    k: self.vector(&name("attn_k_norm.weight"), c.head_dim)?,
+                }),
+                Arch::Llama | Arch::Qwen2 => None,
+            },
             out: self.matrix(&[&weight(&name("attn_output"))], c.q_width(), &[c.width])?,
             ffn_norm: self.vector(&weight(&name("ffn_norm")), c.width)?,
             gate_up: self.matrix(&[&gate_up[0], &gate_up[1]], c.width, &[c.ffn, c.ffn])?,
@@ -153,10 +175,12 @@ fn refuse_unknown(gguf: &Gguf, arch: Arch) -> Result<(), ModelError> {
         "ffn_down.weight",
     ];
     const BIASES: [&str; 3] = ["attn_q.bias", "attn_k.bias", "attn_v.bias"];
+    let head_norms: &[&str] = if arch == Arch::Qwen3 { &["attn_q_norm.weight", "attn_k_norm.weight"] } else { &[] };
     for tensor in gguf.tensors() {
         let name = tensor.name.as_str();
         let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map(|(_, part)| part);
-        let known = part.map_or(TOP.contains(&name), |p| PARTS.contains(&p) || BIASES.contains(&p));
+        let known =
+            part.map_or(TOP.contains(&name), |p| PARTS.contains(&p) || BIASES.contains(&p) || head_norms.contains(&p));
         if !known {
             let what = format!("tensor `{name}`, which architecture `{}` does not use here", arch.name());
             return Err(ModelError::unsupported(what));

@@ -2,7 +2,7 @@
 
 use super::{Sample, attention, layout::Layout, loss::cross_entropy, params::Params};
 use crate::linalg::{rms_norm_backward, swiglu_backward};
-use crate::model::{Block, RopeTable, Target, Weights, add_bias, each_row, norm_rows, swiglu_rows};
+use crate::model::{Block, RopeTable, Target, Weights, add_bias, each_row, norm_heads, norm_rows, swiglu_rows};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::borrow::Cow;
@@ -20,6 +20,8 @@ pub(super) struct Pass<'a> {
 struct Saved {
     /// Input of the block.
     x: Vec<f32>,
+    /// Before the norms of the heads, where there are any.
+    plain_qkv: Option<Vec<f32>>,
     /// After RoPE.
     qkv: Vec<f32>,
     heads: Vec<f32>,
@@ -73,6 +75,8 @@ impl Pass<'_> {
             self.adapt(layer, target, &normed, m, &mut qkv[at..], c.qkv_width());
         }
         add_bias(&mut qkv, block.qkv_bias.as_deref());
+        let plain_qkv = block.head_norms.as_ref().map(|_| qkv.clone());
+        norm_heads(c, block.head_norms.as_ref(), &mut qkv);
         self.rotate(rows, &mut qkv, false);
         let mut heads = vec![0.0; m * c.q_width()];
         attention::forward(c, &rows.spans, &qkv, &mut heads);
@@ -90,7 +94,7 @@ impl Pass<'_> {
         let mut out = mid.clone();
         block.down.forward(&act, m, &mut out, true);
         self.adapt(layer, Target::Down, &act, m, &mut out, c.width);
-        (out, Saved { x, qkv, heads, mid, gate_up })
+        (out, Saved { x, plain_qkv, qkv, heads, mid, gate_up })
     }
 
     /// Turns the gradient of the block's output in `dx` into that of its input.
@@ -104,6 +108,7 @@ impl Pass<'_> {
         let mut dqkv = vec![0.0; m * c.qkv_width()];
         attention::backward(c, &rows.spans, &keep.qkv, &dheads, &mut dqkv);
         self.rotate(rows, &mut dqkv, true);
+        self.head_norms_backward(block, keep.plain_qkv.as_deref(), &mut dqkv);
         let mut normed = vec![0.0; m * c.width];
         norm_rows(&keep.x, &block.attn_norm, c.rms_eps, &mut normed);
         // Below the first block there is nothing to train.
@@ -151,6 +156,22 @@ impl Pass<'_> {
         let (width, eps) = (weight.len(), self.weights.config.rms_eps);
         each_row(dx, width, |i, dx| {
             rms_norm_backward(&x[i * width..][..width], weight, eps, &dy[i * width..][..width], dx);
+        });
+    }
+
+    /// Turns the gradient of the normed heads in `dqkv` into that of the heads before.
+    fn head_norms_backward(&self, block: &Block, plain_qkv: Option<&[f32]>, dqkv: &mut [f32]) {
+        let (Some(norms), Some(plain)) = (&block.head_norms, plain_qkv) else { return };
+        let c = &self.weights.config;
+        let (width, d) = (c.qkv_width(), c.head_dim);
+        each_row(dqkv, width, |i, row| {
+            let mut dy = vec![0.0; d];
+            for (head, dx) in row.chunks_exact_mut(d).take(c.heads + c.kv_heads).enumerate() {
+                dy.copy_from_slice(dx);
+                dx.fill(0.0);
+                let x = &plain[i * width + head * d..][..d];
+                rms_norm_backward(x, norms.of(c, head), c.rms_eps, &dy, dx);
+            }
         });
     }
 

@@ -73,6 +73,7 @@ fn gradient_check(arch: Arch, lora: LoraConfig) {
 fn gradients_match_finite_differences() {
     gradient_check(Arch::Llama, all_targets());
     gradient_check(Arch::Qwen2, LoraConfig { rank_stabilized: true, ..all_targets() });
+    gradient_check(Arch::Qwen3, all_targets());
 }
 
 #[test]
