@@ -11,6 +11,7 @@ pub mod gguf;
 mod linalg;
 pub mod model;
 pub mod quantize;
+pub mod safetensors_file;
 pub mod tokenizer;
 pub mod train;
 
