@@ -5,6 +5,7 @@
 //! type, a pre-tokenizer, a chat template) it refuses by name instead of guessing.
 
 pub mod codec;
+pub mod convert;
 pub mod encoder;
 pub mod eval;
 pub mod gguf;
