@@ -6,6 +6,7 @@ pub mod alloc;
 pub mod bundle;
 pub mod dataset;
 pub mod gguf;
+pub mod hf;
 pub mod otlp;
 pub mod sdk;
 pub mod telemetry;
@@ -44,6 +45,8 @@ targets! {
     wal => wal::run,
     gguf => gguf::run,
     tokenizer => text::tokenizer,
+    safetensors => hf::safetensors,
+    tokenizer_json => hf::tokenizer_json,
     chat_template => text::chat_template,
     dataset => dataset::run,
     sdk_queue => sdk::queue,
