@@ -11,9 +11,9 @@ mod value;
 mod write;
 
 pub use error::GgufError;
-pub use tensor::{TensorInfo, TensorSpec, TensorType};
+pub use tensor::{TensorInfo, TensorSpec, TensorType, UnknownTensorType};
 pub use value::{Array, FromValue, Value};
-pub use write::{TensorData, Writer, write};
+pub use write::{TensorData, Writer, file_bytes, write};
 pub(crate) use write::{encode_str, encode_value};
 
 use memmap2::Mmap;

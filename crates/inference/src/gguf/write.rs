@@ -37,6 +37,19 @@ pub fn write<'a>(
     writer.finish()
 }
 
+/// Size of the file that [`write`] would make, bytes.
+///
+/// # Errors
+/// As [`Writer::create`], without touching a file.
+pub fn file_bytes(metadata: &[(String, Value)], specs: &[TensorSpec]) -> Result<u64, GgufError> {
+    let alignment = checked_alignment(metadata)?;
+    let tensors = checked_tensors(specs)?;
+    let mut head = Vec::new();
+    encode_head(&mut head, metadata, specs, &tensors, alignment);
+    let data: usize = tensors.iter().map(|(_, len)| len.next_multiple_of(alignment)).sum();
+    Ok((head.len().next_multiple_of(alignment) + data) as u64)
+}
+
 /// Step-by-step form of [`write`]: [`Writer::create`], one [`Writer::push`] per tensor in order, [`Writer::finish`].
 /// Dropped before `finish`, it removes its temporary file.
 #[derive(Debug)]
