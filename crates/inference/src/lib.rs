@@ -4,6 +4,7 @@
 //! Pure computation over files it is given: no network, no clock, no database. What it does not know (a tensor
 //! type, a pre-tokenizer, a chat template) it refuses by name instead of guessing.
 
+pub mod calibrate;
 pub mod codec;
 pub mod encoder;
 pub mod eval;

@@ -110,6 +110,21 @@ impl ModelConfig {
         }
         Ok(())
     }
+    /// A token id that the model does not have would read another's embedding: refuse it.
+    pub(crate) fn check_tokens(&self, tokens: &[u32], what: &str) -> Result<(), ModelError> {
+        let (vocab, context) = (self.vocab, self.context);
+        if tokens.is_empty() {
+            return Err(ModelError::input(format!("{what} has no tokens")));
+        }
+        if tokens.len() > context {
+            let what = format!("{what} has {} tokens, the model's context is {context}", tokens.len());
+            return Err(ModelError::input(what));
+        }
+        match tokens.iter().find(|t| **t as usize >= vocab) {
+            Some(t) => Err(ModelError::input(format!("{what} has token {t}, the vocabulary has {vocab}"))),
+            None => Ok(()),
+        }
+    }
     /// Values of all query heads of a token.
     #[must_use]
     pub fn q_width(&self) -> usize {

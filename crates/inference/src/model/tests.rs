@@ -88,7 +88,7 @@ fn values(gguf: &Gguf, name: &str) -> Vec<f64> {
 }
 
 /// The model written down plainly in f64: no batching, no cache, no packing.
-fn reference(gguf: &Gguf, arch: Arch, tokens: &[u32]) -> Vec<Vec<f64>> {
+pub(crate) fn reference(gguf: &Gguf, arch: Arch, tokens: &[u32]) -> Vec<Vec<f64>> {
     let linear = |x: &[f64], w: &[f64]| -> Vec<f64> {
         w.chunks(x.len()).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
     };

@@ -40,31 +40,56 @@ impl Weights {
     }
 }
 
+/// Values of tensors, row-major, by name.
+pub(crate) type Values = std::collections::BTreeMap<String, Vec<f32>>;
+
 /// Reads tensors of one file by name and checks their shapes.
 struct Loader<'a> {
     gguf: &'a Gguf,
+    /// Values that replace those of the file.
+    changed: Option<&'a Values>,
     storage: Storage,
 }
 
 pub(crate) fn load(gguf: &Gguf, config: ModelConfig, storage: Storage) -> Result<Weights, ModelError> {
-    let l = Loader { gguf, storage };
+    let l = Loader { gguf, changed: None, storage };
     refuse_unknown(gguf, config.arch)?;
     let embedding = Arc::new(l.matrix(&["token_embd.weight"], config.width, &[config.vocab])?);
     let output = match gguf.find("output.weight") {
         Some(_) => Arc::new(l.matrix(&["output.weight"], config.width, &[config.vocab])?),
         None => embedding.clone(),
     };
-    let factors = match gguf.find("rope_freqs.weight") {
-        Some(_) => Some(l.vector("rope_freqs.weight", config.rope.dims / 2)?),
-        None => None,
-    };
     let blocks = (0..config.layers).map(|i| l.block(i, &config)).collect::<Result<_, _>>()?;
     let norm = l.vector("output_norm.weight", config.width)?;
-    let rope = Rope::new(&config, factors.as_deref());
+    let rope = l.rope(&config)?;
     Ok(Weights { config, embedding, blocks, norm, output, rope })
 }
 
+/// Block `layer` alone, as a decoder of one block without embedding and output; `changed` values replace those of
+/// the file.
+pub(crate) fn load_block(
+    gguf: &Gguf,
+    changed: &Values,
+    config: &ModelConfig,
+    layer: usize,
+) -> Result<Weights, ModelError> {
+    let l = Loader { gguf, changed: Some(changed), storage: Storage::F32 };
+    let none = Arc::new(Packed::empty(config.width));
+    let blocks = vec![l.block(layer, config)?];
+    let rope = l.rope(config)?;
+    let config = ModelConfig { layers: 1, ..config.clone() };
+    Ok(Weights { config, embedding: none.clone(), blocks, norm: Vec::new(), output: none, rope })
+}
+
 impl Loader<'_> {
+    fn rope(&self, config: &ModelConfig) -> Result<Rope, ModelError> {
+        let factors = match self.gguf.find("rope_freqs.weight") {
+            Some(_) => Some(self.vector("rope_freqs.weight", config.rope.dims / 2)?),
+            None => None,
+        };
+        Ok(Rope::new(config, factors.as_deref()))
+    }
+
     fn block(&self, i: usize, c: &ModelConfig) -> Result<Block, ModelError> {
         let name = |part: &str| format!("blk.{i}.{part}");
         let (q, k, v) = (name("attn_q"), name("attn_k"), name("attn_v"));
@@ -134,7 +159,11 @@ impl Loader<'_> {
         if tensor.dims[..shape] != want[..] {
             return Err(ModelError::weight(name, format!("shape {:?}, expected {want:?}", tensor.dims)));
         }
-        Ok(self.gguf.dequantize(tensor)?)
+        match self.changed.and_then(|c| c.get(name)) {
+            Some(values) if values.len() == tensor.n_elements() => Ok(values.clone()),
+            Some(values) => Err(ModelError::weight(name, format!("{} values for {want:?}", values.len()))),
+            None => Ok(self.gguf.dequantize(tensor)?),
+        }
     }
 }
 
