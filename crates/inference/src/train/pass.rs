@@ -5,7 +5,7 @@ use crate::linalg::{rms_norm_backward, swiglu_backward};
 use crate::model::{Block, RopeTable, Target, Weights, add_bias, each_row, norm_rows, swiglu_rows};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::borrow::Cow;
+use std::{borrow::Cow, cell::RefCell};
 
 /// What a pass works with.
 pub(super) struct Pass<'a> {
@@ -14,7 +14,13 @@ pub(super) struct Pass<'a> {
     pub dropout: f32,
     /// Seed, step and number of the pass: what dropout depends on.
     pub noise: [u64; 3],
+    /// Sees inputs and output gradients of the frozen matrices.
+    pub observer: Option<&'a RefCell<&'a mut Observer<'a>>>,
 }
+
+/// Gets the matrix (`None`: the output), its inputs `x`, the number of rows, and the gradients of its outputs, which
+/// have `stride` values per row.
+pub(super) type Observer<'a> = dyn FnMut(Option<(usize, Target)>, &[f32], usize, &[f32], usize) + 'a;
 
 /// What the backward pass needs of a block; the rest is cheap to compute again.
 struct Saved {
@@ -53,7 +59,9 @@ impl Pass<'_> {
             x = next;
         }
         let mut dx = vec![0.0; x.len()];
-        let loss = cross_entropy(self.weights, &x, &layout.predictions, scale, &mut dx);
+        let loss = cross_entropy(self.weights, &x, &layout.predictions, scale, &mut dx, &mut |normed, m, dlogits| {
+            self.observe(None, normed, m, dlogits, c.vocab);
+        });
         for (layer, block) in self.weights.blocks.iter().enumerate().rev() {
             if let Some(keep) = saved.pop() {
                 self.block_backward(layer, block, &rows, keep, &mut dx, grads);
@@ -123,7 +131,7 @@ impl Pass<'_> {
         let m = dx.len() / c.width;
         let mut dact = vec![0.0; m * c.ffn];
         block.down.backward(dx, m, &mut dact, false);
-        if self.params.slot(layer, Target::Down).is_some() {
+        if self.wants(layer, Target::Down) {
             let mut act = vec![0.0; m * c.ffn];
             swiglu_rows(&keep.gate_up, c.ffn, &mut act);
             self.adapt_backward(layer, Target::Down, &act, m, dx, c.width, grads, Some(&mut dact));
@@ -136,7 +144,7 @@ impl Pass<'_> {
         });
         let mut dnormed = vec![0.0; m * c.width];
         block.gate_up.backward(&dgate_up, m, &mut dnormed, false);
-        if [Target::Gate, Target::Up].iter().any(|t| self.params.slot(layer, *t).is_some()) {
+        if [Target::Gate, Target::Up].iter().any(|t| self.wants(layer, *t)) {
             let mut normed = vec![0.0; m * c.width];
             norm_rows(&keep.mid, &block.ffn_norm, c.rms_eps, &mut normed);
             for (target, at) in [(Target::Gate, 0), (Target::Up, c.ffn)] {
@@ -167,6 +175,17 @@ impl Pass<'_> {
         });
     }
 
+    /// Whether the input of a matrix is needed in the backward pass.
+    fn wants(&self, layer: usize, target: Target) -> bool {
+        self.observer.is_some() || self.params.slot(layer, target).is_some()
+    }
+
+    fn observe(&self, matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize) {
+        if let Some(observer) = self.observer {
+            (observer.borrow_mut())(matrix, x, m, dy, stride);
+        }
+    }
+
     fn adapt(&self, layer: usize, target: Target, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
         if let Some(slot) = self.params.slot(layer, target) {
             let x = self.dropped(layer, target, x);
@@ -186,6 +205,7 @@ impl Pass<'_> {
         grads: &mut [f32],
         dx: Option<&mut [f32]>,
     ) {
+        self.observe(Some((layer, target)), x, m, dy, stride);
         let Some(slot) = self.params.slot(layer, target) else {
             return;
         };

@@ -37,6 +37,7 @@ fn loss(trainer: &Trainer, grads: &mut [f32]) -> f64 {
         params: &trainer.params,
         dropout: trainer.lora.dropout,
         noise: [1, 2, 3],
+        observer: None,
     };
     pass.run(&texts, 1.0, grads)
 }
