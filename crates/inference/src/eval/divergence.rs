@@ -113,7 +113,7 @@ pub fn divergence(
 
 /// What is kept of each position.
 #[derive(Default)]
-struct Pairs {
+pub(crate) struct Pairs {
     base_nll: Vec<f64>,
     other_nll: Vec<f64>,
     kld: Vec<f64>,
@@ -121,7 +121,8 @@ struct Pairs {
 }
 
 impl Pairs {
-    fn push(&mut self, base: &[f32], other: &[f32], target: usize) {
+    /// Logits of both models and the token that follows.
+    pub fn push(&mut self, base: &[f32], other: &[f32], target: usize) {
         let (base_sum, other_sum) = (f64::from(log_sum_exp(base)), f64::from(log_sum_exp(other)));
         let (mut kld, mut best) = (0.0f64, (0, 0));
         for (i, (b, o)) in base.iter().zip(other).enumerate() {
@@ -140,7 +141,7 @@ impl Pairs {
         self.other_nll.push(other_sum - f64::from(other[target]));
     }
 
-    fn finish(mut self) -> Divergence {
+    pub fn finish(mut self) -> Divergence {
         let n = self.kld.len();
         let (kld, kld_se) = mean_and_error(&self.kld);
         self.kld.sort_unstable_by(f64::total_cmp);

@@ -11,6 +11,7 @@ mod speed;
 mod texts;
 
 pub use answers::{AnswerResult, AnswerSet, MatchRule, Paired, Question, normalize, paired};
+pub(crate) use divergence::Pairs;
 pub use divergence::{Divergence, Perplexity, divergence, perplexity};
 pub use identity::{TextIdentity, text_identity};
 pub use memory::{WorkingMemory, working_memory};
