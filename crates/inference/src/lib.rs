@@ -1,5 +1,5 @@
 //! Models on the server: GGUF files, block codecs, tokenizers, decoders, one sentence encoder, quantisation,
-//! LoRA training and evaluation.
+//! LoRA training and evaluation; ONNX graphs rewritten.
 //!
 //! Pure computation over files it is given: no network, no clock, no database. What it does not know (a tensor
 //! type, a pre-tokenizer, a chat template) it refuses by name instead of guessing.
@@ -7,9 +7,11 @@
 pub mod codec;
 pub mod encoder;
 pub mod eval;
+mod files;
 pub mod gguf;
 mod linalg;
 pub mod model;
+pub mod onnx;
 pub mod quantize;
 pub mod tokenizer;
 pub mod train;
