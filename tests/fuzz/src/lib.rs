@@ -6,6 +6,7 @@ pub mod alloc;
 pub mod bundle;
 pub mod dataset;
 pub mod gguf;
+pub mod onnx;
 pub mod otlp;
 pub mod sdk;
 pub mod telemetry;
@@ -43,6 +44,7 @@ targets! {
     otlp_metrics_json => otlp::metrics_json,
     wal => wal::run,
     gguf => gguf::run,
+    onnx => onnx::run,
     tokenizer => text::tokenizer,
     chat_template => text::chat_template,
     dataset => dataset::run,

@@ -3,6 +3,7 @@
 
 mod metrics;
 mod model;
+mod onnx;
 mod otlp;
 mod stored;
 
@@ -47,6 +48,7 @@ fn main() {
     metrics::proto_bodies(&corpus("otlp_metrics_proto"));
     stored::wal(&corpus("wal"));
     model::gguf(&corpus("gguf"));
+    onnx::onnx(&corpus("onnx"));
     tokenizer(&corpus("tokenizer"));
     chat_template(&corpus("chat_template"));
     dataset(&corpus("dataset"));
