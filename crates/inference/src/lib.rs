@@ -12,6 +12,7 @@ pub mod gguf;
 mod linalg;
 pub mod model;
 pub mod onnx;
+pub mod prune;
 pub mod quantize;
 pub mod tokenizer;
 pub mod train;

@@ -81,7 +81,7 @@ impl Decoder {
             gate_up: vec![0.0; m * 2 * c.ffn],
             act: vec![0.0; m * c.ffn],
         };
-        for (layer, block) in self.weights.blocks.iter().enumerate() {
+        for (layer, block) in self.weights.blocks.iter().enumerate().filter(|(i, _)| !self.mask.skips(*i)) {
             self.attention_part(layer, block, steps, &positions, &mut x, &mut b);
             self.feed_forward_part(layer, block, &mut x, &mut b);
         }
@@ -128,6 +128,7 @@ impl Decoder {
             })
             .collect();
         attend(c, layer, &spans, &b.qkv, &mut b.heads);
+        self.mask.silence(layer, c, &mut b.heads);
         block.out.forward(&b.heads, m, x, true);
         self.adapt(layer, Target::O, &b.heads, m, x, 0, c.width);
     }

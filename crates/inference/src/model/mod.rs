@@ -12,6 +12,7 @@ mod forward;
 mod generate;
 mod kv;
 mod lora;
+mod mask;
 mod merge;
 mod rope;
 mod sample;
@@ -23,6 +24,7 @@ pub use adapter::{Adapter, Pair, Target};
 pub use config::{Arch, ModelConfig, RopeConfig};
 pub use error::ModelError;
 pub use generate::{GenerateOptions, Generated, Stop};
+pub use mask::Mask;
 pub use merge::{Merged, MergedType, base_digest, merge};
 pub use sample::Sampling;
 pub use score::{LogitVisitor, Scored};
@@ -40,6 +42,7 @@ use std::sync::Arc;
 pub struct Decoder {
     pub(crate) weights: Arc<Weights>,
     lora: Option<Arc<lora::Lora>>,
+    mask: Arc<Mask>,
     digest: Arc<str>,
     warnings: Arc<[String]>,
 }
@@ -62,7 +65,13 @@ impl Decoder {
         let mut warnings = Vec::new();
         let config = ModelConfig::from_gguf(gguf, &mut warnings)?;
         let (weights, digest) = rayon::join(|| weights::load(gguf, config, storage), || base_digest(gguf));
-        Ok(Self { weights: Arc::new(weights?), lora: None, digest: digest.into(), warnings: warnings.into() })
+        Ok(Self {
+            weights: Arc::new(weights?),
+            lora: None,
+            mask: Arc::default(),
+            digest: digest.into(),
+            warnings: warnings.into(),
+        })
     }
 
     /// This model with `adapter` applied while running; the weights are shared, a previous adapter is replaced.
