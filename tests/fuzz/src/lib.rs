@@ -6,7 +6,9 @@ pub mod alloc;
 pub mod bundle;
 pub mod dataset;
 pub mod gguf;
+pub mod hf;
 pub mod import;
+pub mod onnx;
 pub mod otlp;
 pub mod sdk;
 pub mod telemetry;
@@ -45,7 +47,10 @@ targets! {
     import_lines => import::lines,
     wal => wal::run,
     gguf => gguf::run,
+    onnx => onnx::run,
     tokenizer => text::tokenizer,
+    safetensors => hf::safetensors,
+    tokenizer_json => hf::tokenizer_json,
     chat_template => text::chat_template,
     dataset => dataset::run,
     sdk_queue => sdk::queue,

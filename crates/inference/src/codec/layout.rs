@@ -1,7 +1,7 @@
 //! How scales and levels are laid out in the bytes of a block. Decoding follows ggml operation by operation,
 //! so results are bit-exact.
 
-use super::{Fit, superblock::unpack_six_bits};
+use super::{Fit, nonlinear::CODEBOOK, superblock::unpack_six_bits};
 use crate::gguf::TensorType;
 use half::f16;
 
@@ -9,7 +9,7 @@ use half::f16;
 pub fn pack(ty: TensorType, fit: &Fit, levels: &[i8], out: &mut [u8]) {
     match ty {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => {}
-        TensorType::Q4_0 => pack_32(&fit.header[..2], levels, false, out),
+        TensorType::Q4_0 | TensorType::Iq4Nl => pack_32(&fit.header[..2], levels, false, out),
         TensorType::Q4_1 => pack_32(&fit.header[..4], levels, false, out),
         TensorType::Q5_0 => pack_32(&fit.header[..2], levels, true, out),
         TensorType::Q5_1 => pack_32(&fit.header[..4], levels, true, out),
@@ -90,6 +90,13 @@ pub fn decode_block(ty: TensorType, block: &[u8], out: &mut [f32]) {
             for (j, b) in block[2..18].iter().enumerate() {
                 out[j] = (i32::from(b & 15) - 8) as f32 * d;
                 out[j + 16] = (i32::from(b >> 4) - 8) as f32 * d;
+            }
+        }
+        TensorType::Iq4Nl => {
+            let d = half_at(block, 0);
+            for (j, b) in block[2..18].iter().enumerate() {
+                out[j] = d * f32::from(CODEBOOK[usize::from(b & 15)]);
+                out[j + 16] = d * f32::from(CODEBOOK[usize::from(b >> 4)]);
             }
         }
         TensorType::Q4_1 => {

@@ -9,6 +9,7 @@
 mod affine;
 mod layout;
 mod legacy;
+mod nonlinear;
 mod search;
 mod superblock;
 
@@ -169,6 +170,7 @@ pub fn fit(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
         TensorType::Q4_1 => legacy::affine(x, importance, 15),
         TensorType::Q5_1 => legacy::affine(x, importance, 31),
         TensorType::Q8_0 => legacy::q8_0(x),
+        TensorType::Iq4Nl => nonlinear::iq4_nl(x, importance),
         TensorType::Q4K => superblock::affine(x, importance, 15),
         TensorType::Q5K => superblock::affine(x, importance, 31),
         TensorType::Q6K => superblock::symmetric(x, importance),

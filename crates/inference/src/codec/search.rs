@@ -1,10 +1,12 @@
 //! The grid of representable values of a block, and the weights of the scale search.
 
+use super::nonlinear;
+
 /// Most sub-blocks in a block (Q6_K).
 const MAX_SUB: usize = 16;
 
-/// Representable values of one block: `step[s] * (level - zero) - min[s]` for a weight of sub-block `s`,
-/// evaluated in `f32` exactly as the decoder does.
+/// Representable values of one block: `step[s] * (level - zero) - min[s]` for a weight of sub-block `s`, or
+/// `step[s] * codebook[level]`, evaluated in `f32` exactly as the decoder does.
 #[derive(Debug, Clone)]
 pub struct Grid {
     /// Weights in a sub-block.
@@ -15,17 +17,22 @@ pub struct Grid {
     pub zero: i32,
     pub lowest: i32,
     pub highest: i32,
+    /// Rising multiples of the step that the levels stand for, where they are not evenly spaced.
+    pub codebook: Option<&'static [i8; 16]>,
 }
 
 impl Grid {
     pub(crate) fn new(sub_len: usize, zero: i32, lowest: i32, highest: i32) -> Self {
-        Self { sub_len, step: [0.0; MAX_SUB], min: [0.0; MAX_SUB], zero, lowest, highest }
+        Self { sub_len, step: [0.0; MAX_SUB], min: [0.0; MAX_SUB], zero, lowest, highest, codebook: None }
     }
     /// Nearest level of weight `i` with value `x`.
     #[must_use]
     pub fn level(&self, i: usize, x: f32) -> i8 {
         let s = i / self.sub_len;
         let step = self.step[s];
+        if let Some(codebook) = self.codebook {
+            return nonlinear::nearest_level(codebook, if step == 0.0 { 0.0 } else { x / step });
+        }
         let level = if step == 0.0 { 0.0 } else { nearest((x + self.min[s]) / step) } as i32 + self.zero;
         level.clamp(self.lowest, self.highest) as i8
     }
@@ -33,10 +40,16 @@ impl Grid {
     #[must_use]
     pub fn value(&self, i: usize, level: i8) -> f32 {
         let s = i / self.sub_len;
+        if let Some(codebook) = self.codebook {
+            return self.step[s] * f32::from(codebook[level as usize & 15]);
+        }
         self.step[s] * (i32::from(level) - self.zero) as f32 - self.min[s]
     }
     /// Nearest levels of a whole block, the same as [`Grid::level`] for each.
     pub fn round(&self, x: &[f32], levels: &mut [i8]) {
+        if self.codebook.is_some() {
+            return levels.iter_mut().zip(x).enumerate().for_each(|(i, (l, x))| *l = self.level(i, *x));
+        }
         let (lo, hi) = ((self.lowest - self.zero) as f32, (self.highest - self.zero) as f32);
         let parts = levels.chunks_mut(self.sub_len).zip(x.chunks(self.sub_len));
         for ((levels, x), (&step, &min)) in parts.zip(self.step.iter().zip(&self.min)) {

@@ -5,12 +5,13 @@ use super::*;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 
-const QUANTIZED: [TensorType; 8] = [
+const QUANTIZED: [TensorType; 9] = [
     TensorType::Q4_0,
     TensorType::Q4_1,
     TensorType::Q5_0,
     TensorType::Q5_1,
     TensorType::Q8_0,
+    TensorType::Iq4Nl,
     TensorType::Q4K,
     TensorType::Q5K,
     TensorType::Q6K,
@@ -50,6 +51,7 @@ fn decoding_is_bit_exact_to_the_reference() {
         (TensorType::Q5_0, "607bef2c6e185caa"),
         (TensorType::Q5_1, "2c12bcd1bb76f7ce"),
         (TensorType::Q8_0, "545c185035a5d486"),
+        (TensorType::Iq4Nl, "83aaecef81b93ba5"),
         (TensorType::Q4K, "40b1803e7ed1d2ba"),
         (TensorType::Q5K, "008f9e5cb0cc95ab"),
         (TensorType::Q6K, "ffae19d693e216c2"),
@@ -100,6 +102,7 @@ fn relative_error_on_normal_weights_is_that_of_the_format() {
         (TensorType::Q5_0, 0.045),
         (TensorType::Q5_1, 0.040),
         (TensorType::Q8_0, 0.0062),
+        (TensorType::Iq4Nl, 0.082),
         (TensorType::Q4K, 0.078),
         (TensorType::Q5K, 0.039),
         (TensorType::Q6K, 0.020),

@@ -9,6 +9,7 @@ mod config;
 mod forward;
 mod weights;
 
+use crate::safetensors_file::SafetensorsError;
 use crate::tokenizer::{TokenizerError, WordPiece};
 use config::Config;
 use rayon::prelude::*;
@@ -19,6 +20,8 @@ use std::path::{Path, PathBuf};
 pub enum EncoderError {
     #[error("{}: {what}", path.display())]
     File { path: PathBuf, what: String },
+    #[error(transparent)]
+    Weights(#[from] SafetensorsError),
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }

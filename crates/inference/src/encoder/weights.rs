@@ -2,10 +2,8 @@
 
 use super::{EncoderError, config::Config};
 use crate::linalg::{Packed, Storage};
-use half::{bf16, f16};
-use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensors};
-use std::{fs::File, path::Path};
+use crate::safetensors_file::SafetensorsFile;
+use std::path::Path;
 
 /// `y = x · Wᵀ + bias`.
 #[derive(Debug)]
@@ -42,13 +40,9 @@ pub(super) struct Weights {
 
 impl Weights {
     pub fn open(path: &Path, config: &Config) -> Result<Self, EncoderError> {
-        let file = File::open(path).map_err(|e| EncoderError::file(path, e))?;
-        // SAFETY: read-only map of a model file that is only ever replaced by rename, never written in place;
-        // the safetensors parser checks all offsets against the mapped length.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| EncoderError::file(path, e))?;
-        let tensors = SafeTensors::deserialize(&map).map_err(|e| EncoderError::file(path, e))?;
-        let prefix = if tensors.tensor("bert.embeddings.word_embeddings.weight").is_ok() { "bert." } else { "" };
-        let source = Source { tensors, path, prefix };
+        let file = SafetensorsFile::open(path)?;
+        let prefix = if file.find("bert.embeddings.word_embeddings.weight").is_some() { "bert." } else { "" };
+        let source = Source { file, prefix };
         let h = config.hidden_size;
         let mut positions =
             source.get("embeddings.position_embeddings.weight", &[config.max_position_embeddings, h])?;
@@ -67,13 +61,12 @@ impl Weights {
     }
 }
 
-struct Source<'a> {
-    tensors: SafeTensors<'a>,
-    path: &'a Path,
-    prefix: &'a str,
+struct Source {
+    file: SafetensorsFile,
+    prefix: &'static str,
 }
 
-impl Source<'_> {
+impl Source {
     fn layer(&self, at: &str, h: usize, ffn: usize) -> Result<Layer, EncoderError> {
         let attention = |name: &str| format!("{at}.attention.{name}");
         Ok(Layer {
@@ -93,8 +86,9 @@ impl Source<'_> {
             bias.extend(self.get(&format!("{name}.bias"), &[rows])?);
         }
         let parts: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
-        let weight = Packed::stack(&parts, cols, Storage::F32)
-            .map_err(|at| self.error(&names.join(", "), format!("weight {at} is not finite")))?;
+        let weight = Packed::stack(&parts, cols, Storage::F32).map_err(|at| {
+            EncoderError::file(self.file.path(), format!("tensors {}: weight {at} is not finite", names.join(", ")))
+        })?;
         Ok(Linear { weight, bias })
     }
 
@@ -103,25 +97,6 @@ impl Source<'_> {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EncoderError> {
-        let full = format!("{}{name}", self.prefix);
-        let view = self.tensors.tensor(&full).map_err(|e| self.error(&full, e))?;
-        if view.shape() != shape {
-            return Err(self.error(&full, format!("shape {:?}, expected {shape:?}", view.shape())));
-        }
-        let data = view.data();
-        let values: Vec<f32> = match view.dtype() {
-            Dtype::F32 => data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            Dtype::F16 => data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            Dtype::BF16 => data.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-            other => return Err(self.error(&full, format!("type {other:?} is not supported"))),
-        };
-        match values.iter().position(|v| !v.is_finite()) {
-            Some(at) => Err(self.error(&full, format!("value {at} is not finite"))),
-            None => Ok(values),
-        }
-    }
-
-    fn error(&self, tensor: &str, what: impl ToString) -> EncoderError {
-        EncoderError::file(self.path, format!("tensor `{tensor}`: {}", what.to_string()))
+        Ok(self.file.get(&format!("{}{name}", self.prefix), shape)?.values()?)
     }
 }

@@ -221,3 +221,244 @@ fn working_memory_follows_the_formula() {
     assert_eq!((m.kv_bytes, m.activation_bytes, m.total_bytes()), (12_800, 11_720, 1000 + 12_800 + 11_720));
     assert_eq!(working_memory(model.config(), 0, 5, 10).pass_tokens, 5);
 }
+
+/// 12 windows of 20 tokens.
+fn many_windows() -> Vec<u32> {
+    some_tokens(240, 5)
+}
+
+#[test]
+fn every_figure_of_a_divergence_has_its_interval() {
+    let (base, tokens) = (disturbed(0.0), many_windows());
+    let scores = position_scores(Base::Model(&base), &disturbed(0.2), &tokens, 20, &mut go).unwrap();
+    let d = scores.summary();
+    assert_eq!((scores.kld().len(), d.base.tokens), (120, 120));
+    assert!(d.kld <= d.kld_p99 && d.kld_p99 <= d.kld_p999 && d.kld_p999 <= d.kld_max);
+    // Δp straight from the two models' likelihoods
+    let nll = |m: &Decoder| -> Vec<f64> {
+        let items: Vec<_> = tokens.chunks_exact(20).map(|tokens| Scored { tokens, from: 10 }).collect();
+        m.nll(&items).unwrap().into_iter().flatten().map(f64::from).collect()
+    };
+    let (b, o) = (nll(&base), nll(&disturbed(0.2)));
+    let dp: Vec<f64> = b.iter().zip(&o).map(|(b, o)| (-o).exp() - (-b).exp()).collect();
+    let rms = (dp.iter().map(|d| d * d).sum::<f64>() / 120.0).sqrt();
+    assert!((d.dp_rms - rms).abs() < 1e-6 && (d.dp_mean - dp.iter().sum::<f64>() / 120.0).abs() < 1e-6);
+    let i = d.intervals.unwrap();
+    for (interval, value) in [
+        (i.kld, d.kld),
+        (i.kld_p99, d.kld_p99),
+        (i.top1, d.top1),
+        (i.dp_rms, d.dp_rms),
+        (i.nll_difference, d.other.nll - d.base.nll),
+    ] {
+        assert!(interval.contains(value) && interval.low < interval.high, "{interval:?} {value}");
+    }
+    assert!(i.kld_p999.high <= d.kld_max);
+    let few = position_scores(Base::Model(&base), &base, &tokens[..140], 20, &mut go).unwrap().summary();
+    assert_eq!(few.intervals, None, "seven windows say too little");
+}
+
+#[test]
+fn two_models_are_compared_in_pairs() {
+    let (base, tokens) = (disturbed(0.0), many_windows());
+    let of = |scale: f32, n: usize| {
+        position_scores(Base::Model(&base), &disturbed(scale), &tokens[..n], 20, &mut go).unwrap()
+    };
+    let (far, near) = (of(0.5, 240), of(0.1, 240));
+    let c = PositionScores::compare(&far, &near).unwrap();
+    let (a, b) = (far.summary(), near.summary());
+    assert!((c.kld.value - (b.kld - a.kld)).abs() < 1e-12 && (c.kld_ratio.value - b.kld / a.kld).abs() < 1e-12);
+    assert!(
+        (c.top1.value - (b.top1 - a.top1)).abs() < 1e-12 && (c.nll.value - (b.other.nll - a.other.nll)).abs() < 1e-12
+    );
+    assert!(c.kld.interval.unwrap().high < 0.0 && c.kld_ratio.interval.unwrap().high < 1.0);
+    let same = PositionScores::compare(&far, &far).unwrap();
+    assert_eq!((same.kld.value, same.kld_ratio.value), (0.0, 1.0));
+    assert_eq!(same.kld.interval, Some(Interval { low: 0.0, high: 0.0 }));
+    assert!(PositionScores::compare(&far, &of(0.1, 200)).is_err());
+}
+
+#[test]
+fn a_recorded_base_stands_for_the_model_on_the_same_tokens_only() {
+    let (base, other, tokens) = (disturbed(0.0), disturbed(0.3), many_windows());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("base");
+    record_base(&base, &tokens, 20, &path, &mut go).unwrap();
+    let record = RecordedBase::open(&path).unwrap();
+    assert_eq!((record.head().vocab, record.head().windows), (50, 12));
+    let with = |base: Base<'_>, other: &Decoder, tokens: &[u32], window| {
+        position_scores(base, other, tokens, window, &mut go).map(|s| s.summary())
+    };
+    let (live, kept) = (
+        with(Base::Model(&base), &other, &tokens, 20).unwrap(),
+        with(Base::Recorded(&record), &other, &tokens, 20).unwrap(),
+    );
+    assert!((live.kld - kept.kld).abs() < 1e-6 && (live.kld_max - kept.kld_max).abs() < 1e-4, "{live:?} {kept:?}");
+    assert!(live.top1 == kept.top1 && (live.base.nll - kept.base.nll).abs() < 1e-6);
+    let itself = with(Base::Recorded(&record), &base, &tokens, 20).unwrap();
+    assert!(itself.kld.abs() < 1e-6 && itself.top1 == 1.0, "{itself:?}");
+    // the same windows in another order, another text, other windows
+    let mut permuted = tokens.clone();
+    permuted.rotate_left(20);
+    let text = with(Base::Recorded(&record), &base, &permuted, 20).unwrap_err().to_string();
+    assert!(text.contains("another order"), "{text}");
+    assert!(with(Base::Recorded(&record), &base, &tokens[..220], 20).is_err());
+    assert!(with(Base::Recorded(&record), &base, &tokens, 24).unwrap_err().to_string().contains("windows of 20"));
+    // damaged files
+    let bytes = std::fs::read(&path).unwrap();
+    for bad in [&bytes[..bytes.len() - 1], &bytes[..10], &[], b"{}\n", &[&bytes[..], b"x"].concat()] {
+        std::fs::write(&path, bad).unwrap();
+        assert!(RecordedBase::open(&path).is_err());
+    }
+    assert!(record_base(&base, &tokens, 20, &path, &mut |_, _| ControlFlow::Break(())).is_err());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "a cancelled record leaves nothing");
+}
+
+#[test]
+fn shares_and_paired_differences_have_the_published_intervals() {
+    let wilson = share(8, 10);
+    let i = wilson.interval.unwrap();
+    assert!(
+        (wilson.value, (i.low - 0.4902).abs() < 1e-4, (i.high - 0.9433).abs() < 1e-4) == (0.8, true, true),
+        "{i:?}"
+    );
+    assert_eq!(share(0, 5).interval.unwrap().low, 0.0);
+    assert!(share(0, 0).interval.is_none());
+    let pairs = Paired { both_right: 60, only_first: 4, only_second: 12, both_wrong: 24 };
+    let d = pairs.difference();
+    let i = d.interval.unwrap();
+    // (12.5 − 4.5)/102 ± 1.96·√(17 − 64/102)/102
+    assert!(
+        (d.value - 0.08).abs() < 1e-12 && (i.low - 0.000_68).abs() < 1e-4 && (i.high - 0.156_18).abs() < 1e-4,
+        "{i:?}"
+    );
+}
+
+#[test]
+fn questions_get_options_and_the_likeliest_is_chosen() {
+    let lines = "{\"question\":\"How many?\",\"answer\":\"Some.\\n#### 1,234\"}\n\n{\"question\":\"And now?\",\"answer\":\"#### 0\"}\n";
+    let items = gsm8k_choices(lines, 7).unwrap();
+    assert_eq!(items, gsm8k_choices(lines, 7).unwrap());
+    assert_ne!(items, gsm8k_choices(lines, 8).unwrap());
+    for (item, right) in items.iter().zip([" 1234", " 0"]) {
+        let mut options = item.options.clone();
+        options.sort();
+        options.dedup();
+        assert_eq!((options.len(), item.options[item.right].as_str()), (4, right));
+    }
+    assert!(items[0].prompt.ends_with("How many?\nAnswer: The final answer is"));
+    let bad = gsm8k_choices("{\"question\":\"?\",\"answer\":\"#### x\"}", 1).unwrap_err().to_string();
+    assert!(bad.contains("line 1") && bad.contains("whole number"), "{bad}");
+
+    let model = disturbed(0.0);
+    let encode = |text: &str| -> Vec<u32> { text.bytes().map(|b| u32::from(b) % 50).collect() };
+    let results = multiple_choice(&model, &items, &encode, &mut go).unwrap();
+    for (item, result) in items.iter().zip(&results) {
+        let by_hand = item.options.iter().map(|o| {
+            let tokens = [encode(&item.prompt), encode(o)].concat();
+            let from = item.prompt.len();
+            -model.nll(&[Scored { tokens: &tokens, from }]).unwrap()[0].iter().map(|v| f64::from(*v)).sum::<f64>()
+        });
+        let best = by_hand.enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        assert_eq!((result.chosen, result.right), (best.0, best.0 == item.right));
+        assert!((result.log_likelihoods[best.0] - best.1).abs() < 1e-4);
+        assert_eq!(result.answer(item).answer, item.options[best.0]);
+    }
+    assert!(multiple_choice(&model, &[ChoiceItem { right: 4, ..items[0].clone() }], &encode, &mut go).is_err());
+}
+
+#[test]
+fn safety_sets_are_judged_by_the_rule_of_the_fleet() {
+    use flywheel_attribution::refusal::{AnswerKind, detect};
+    let judge = |text: &str| match detect(text).kind {
+        AnswerKind::Refused => Says::Refusal,
+        AnswerKind::Answered => Says::Answer,
+        AnswerKind::Abstained | AnswerKind::Unknown => Says::Unclear,
+    };
+    let items = own_safety_set().unwrap();
+    for (language, must) in [("en", Must::Refuse), ("en", Must::Answer), ("zh", Must::Refuse), ("zh", Must::Answer)] {
+        assert_eq!(items.iter().filter(|i| i.language == language && i.must == must).count(), 16);
+    }
+    // a model that always refuses, in the language of the question
+    let sorry = |item: &SafetyItem| match item.language.as_str() {
+        "zh" => "很抱歉，我无法帮助您完成这个请求。".to_owned(),
+        _ => "I'm sorry, but I can't help with that.".to_owned(),
+    };
+    let report = judged(&items, items.iter().map(sorry).collect(), &judge);
+    assert_eq!(report.refusal_rate.value, 1.0);
+    assert_eq!(report.groups["must_refuse.zh"].right.value, 1.0);
+    assert_eq!(report.groups["must_answer.en"].right.value, 0.0);
+    // and one that is silent once, refuses once and answers the rest
+    let mixed = |(i, item): (usize, &SafetyItem)| match i {
+        0 => String::new(),
+        1 => sorry(item),
+        _ => "Sure: first open the lid, then press the button for two seconds.".to_owned(),
+    };
+    let report = judged(&items, items.iter().enumerate().map(mixed).collect(), &judge);
+    let en = &report.groups["must_refuse.en"];
+    assert_eq!((en.items, en.unclear, en.refused.value, en.right.value), (16, 1, 1.0 / 16.0, 1.0 / 16.0));
+    assert_eq!(report.groups["must_answer.zh"].right.value, 1.0);
+    assert!((report.refusal_rate.value - 1.0 / 64.0).abs() < 1e-12);
+    let twice = format!("{0}\n{0}", serde_json::to_string(&items[0]).unwrap());
+    assert!(read_safety_set(&twice).unwrap_err().to_string().contains("line 2"));
+    assert!(read_safety_set("{\"id\":1}").is_err());
+
+    let model = disturbed(0.0);
+    let options = GenerateOptions { max_new_tokens: 2, ..GenerateOptions::default() };
+    let encode = |text: &str| -> Vec<u32> { text.bytes().take(9).map(|b| u32::from(b) % 50).collect() };
+    let decode = |ids: &[u32]| format!("{ids:?}");
+    let report = safety(&model, &items[..3], &options, &encode, &decode, &judge, &mut go).unwrap();
+    assert_eq!((report.results.len(), report.refusal_rate.value), (3, 0.0));
+}
+
+#[test]
+fn every_question_of_gsm8k_makes_four_options() {
+    let Some(path) = crate::testing::data_file("text/gsm8k_test.jsonl") else { return };
+    let items = gsm8k_choices(&std::fs::read_to_string(path).unwrap(), 1).unwrap();
+    assert_eq!(items.len(), 1319);
+    assert!(items.iter().all(|i| i.options.len() == 4 && i.right < 4));
+    assert_eq!(items[0].options[items[0].right], " 18");
+    // the right one is at no favoured place
+    for place in 0..4 {
+        assert!((250..410).contains(&items.iter().filter(|i| i.right == place).count()));
+    }
+}
+
+/// Prints what SmolLM2 chooses and refuses.
+#[test]
+#[ignore = "a measurement of some minutes"]
+fn smollm2_chooses_better_than_chance_and_is_asked_about_safety() {
+    use crate::tokenizer::{ChatTemplate, Message, Tokenizer};
+    use flywheel_attribution::refusal::{AnswerKind, detect};
+    let (Some(path), Some(text)) = (
+        crate::testing::model_file("SmolLM2-135M-Instruct.Q4_1.gguf"),
+        crate::testing::data_file("text/gsm8k_test.jsonl"),
+    ) else {
+        return;
+    };
+    let gguf = crate::gguf::Gguf::open(&path).unwrap();
+    let (model, tokenizer) = (Decoder::load(&gguf).unwrap(), Tokenizer::from_gguf(&gguf).unwrap());
+    let items = gsm8k_choices(&std::fs::read_to_string(text).unwrap(), 1).unwrap();
+    let items = &items[..100];
+    let results = multiple_choice(&model, items, &|t| tokenizer.encode(t, false), &mut go).unwrap();
+    let right = results.iter().filter(|r| r.right).count();
+    let by_mean = results.iter().filter(|r| r.right_by_mean).count();
+    println!("GSM8K, 4 options: {:?}, by mean {:?}", share(right, items.len()), share(by_mean, items.len()));
+    assert!(share(right.max(by_mean), items.len()).interval.unwrap().low > 0.25);
+
+    let template = ChatTemplate::from_gguf(&gguf).unwrap();
+    let encode = |prompt: &str| tokenizer.encode_chat(&template, &[Message::user(prompt)], true).unwrap();
+    let judge = |text: &str| match detect(text).kind {
+        AnswerKind::Refused => Says::Refusal,
+        AnswerKind::Answered => Says::Answer,
+        AnswerKind::Abstained | AnswerKind::Unknown => Says::Unclear,
+    };
+    let ends = (0..model.config().vocab as u32).filter(|id| tokenizer.is_end(*id)).collect();
+    let options = GenerateOptions { max_new_tokens: 48, stop_ids: ends, ..GenerateOptions::default() };
+    let set = own_safety_set().unwrap();
+    let report = safety(&model, &set, &options, &encode, &|ids| tokenizer.decode(ids), &judge, &mut go).unwrap();
+    println!("refusal rate {:?}", report.refusal_rate);
+    for (group, s) in &report.groups {
+        println!("{group}: right {:.2}, refused {:.2}, unclear {}", s.right.value, s.refused.value, s.unclear);
+    }
+}

@@ -30,6 +30,9 @@ pub enum GgufError {
     /// A tensor does not have the shape, type or values that the caller needs.
     #[error("tensor `{name}`: {what}")]
     Tensor { name: String, what: String },
+    /// A model in several files is not one whole set.
+    #[error("{}: {what}", path.display())]
+    Shards { path: PathBuf, what: String },
     /// The caller asked to write something that would not be a valid file.
     #[error("cannot write GGUF: {what}")]
     Write { what: String },
@@ -41,6 +44,9 @@ impl GgufError {
     }
     pub(crate) fn malformed(at: usize, what: impl Into<String>) -> Self {
         Self::Malformed { at: at as u64, what: what.into() }
+    }
+    pub(super) fn shards(path: &Path, what: impl Into<String>) -> Self {
+        Self::Shards { path: path.to_owned(), what: what.into() }
     }
     /// A complaint about one tensor, for code that builds on this module.
     pub fn tensor(name: impl Into<String>, what: impl Into<String>) -> Self {

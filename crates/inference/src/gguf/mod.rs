@@ -1,23 +1,28 @@
-//! GGUF files: a strict, bounds-checked reader over a memory map and an ordered, atomic v3 writer.
+//! GGUF files: a strict, bounds-checked reader over memory maps and an ordered, atomic v3 writer, both for one
+//! file and for a set of shards.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
 //! The reader accepts at most what stock llama.cpp accepts and refuses what it does not know: a file that is
 //! opened here is whole, has contiguous tensors in listed order, and only decodable types.
 
 mod error;
+mod metadata;
 mod read;
+mod shards;
 mod tensor;
 mod value;
 mod write;
 
 pub use error::GgufError;
-pub use tensor::{TensorInfo, TensorSpec, TensorType};
+pub use metadata::Metadata;
+pub use shards::{shard_path, write_shards};
+pub use tensor::{TensorInfo, TensorSpec, TensorType, UnknownTensorType};
 pub use value::{Array, FromValue, Value};
-pub use write::{TensorData, Writer, write};
+pub use write::{TensorData, Writer, file_bytes, write};
 pub(crate) use write::{encode_str, encode_value};
 
 use memmap2::Mmap;
-use std::{collections::HashMap, fs::File, path::Path};
+use std::{collections::HashMap, fs::File, ops::Deref, path::Path};
 
 /// Alignment of the data section when `general.alignment` is absent.
 pub const DEFAULT_ALIGNMENT: u32 = 32;
@@ -32,6 +37,13 @@ enum Source {
 }
 
 impl Source {
+    fn open(path: &Path) -> Result<Self, GgufError> {
+        let file = File::open(path).map_err(|e| GgufError::io(path, e))?;
+        // SAFETY: the map is read-only; the documented contract is that nobody writes into a model file in
+        // place. All offsets are checked against the mapped length before use.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| GgufError::io(path, e))?;
+        Ok(Self::Map(map))
+    }
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Map(m) => m,
@@ -40,108 +52,111 @@ impl Source {
     }
 }
 
-/// An opened GGUF file. Cheap to share behind `Arc`; tensor bytes stay in the page cache until touched.
+/// One file of a model.
+#[derive(Debug)]
+struct Part {
+    source: Source,
+    /// Byte of the file where tensor data starts.
+    data_start: usize,
+}
+
+/// An opened model: one GGUF file, or the set of its shards, which reads as if it were one file. Cheap to share
+/// behind `Arc`; tensor bytes stay in the page cache until touched. Dereferences to its [`Metadata`].
 #[derive(Debug)]
 pub struct Gguf {
-    source: Source,
-    head: read::Head,
-    by_key: HashMap<String, usize>,
+    parts: Vec<Part>,
+    version: u32,
+    alignment: u32,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
     by_tensor: HashMap<String, usize>,
 }
 
+impl Deref for Gguf {
+    type Target = Metadata;
+    fn deref(&self) -> &Metadata {
+        &self.metadata
+    }
+}
+
 impl Gguf {
-    /// Opens and checks `path`. The file must not be changed while the value lives: our own writers only
-    /// ever replace files by rename, which leaves an open map intact.
+    /// Opens and checks `path`, and with the first shard of a set (`…-00001-of-00003.gguf`) all others. The files
+    /// must not be changed while the value lives: our own writers only ever replace files by rename, which leaves
+    /// an open map intact. The `split.*` keys of shards are not part of the metadata.
     ///
     /// # Errors
     /// [`GgufError::Io`], [`GgufError::Malformed`] for bytes that are not a whole valid file,
-    /// [`GgufError::Unsupported`] for a version or tensor type that is not known.
+    /// [`GgufError::Unsupported`] for a version or tensor type that is not known, [`GgufError::Shards`] for a set
+    /// that is incomplete or mixed, or entered by another shard than its first.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let file = File::open(path).map_err(|e| GgufError::io(path, e))?;
-        // SAFETY: the map is read-only; the documented contract is that nobody writes into a model file in
-        // place. All offsets are checked against the mapped length before use.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| GgufError::io(path, e))?;
-        Self::parse(Source::Map(map))
+        let source = Source::open(path)?;
+        let head = read::parse(source.bytes())?;
+        shards::complete(path, source, head)
     }
 
-    /// The same over bytes in memory.
+    /// The same over the bytes of one file in memory.
     ///
     /// # Errors
-    /// As [`Gguf::open`].
+    /// As [`Gguf::open`]; a shard of a larger set is refused.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
-        Self::parse(Source::Memory(bytes))
-    }
-
-    fn parse(source: Source) -> Result<Self, GgufError> {
+        let source = Source::Memory(bytes);
         let head = read::parse(source.bytes())?;
-        let by_key = head.metadata.iter().enumerate().map(|(i, (k, _))| (k.clone(), i)).collect();
-        let by_tensor = head.tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Ok(Self { source, head, by_key, by_tensor })
+        shards::alone(source, head)
     }
 
-    /// Format version of the file, 2 or 3.
+    /// The files in order, each with its head; names of tensors are unique.
+    fn assemble(files: Vec<(Source, read::Head)>) -> Self {
+        let mut this = Self {
+            parts: Vec::with_capacity(files.len()),
+            version: 0,
+            alignment: DEFAULT_ALIGNMENT,
+            metadata: Metadata::default(),
+            tensors: Vec::new(),
+            by_tensor: HashMap::new(),
+        };
+        for (shard, (source, head)) in files.into_iter().enumerate() {
+            if shard == 0 {
+                (this.version, this.alignment) = (head.version, head.alignment);
+                let own = head.metadata.into_iter().filter(|(k, _)| !k.starts_with(shards::KEYS)).collect();
+                this.metadata = Metadata::new(own);
+            }
+            this.parts.push(Part { source, data_start: head.data_start });
+            this.tensors.extend(head.tensors.into_iter().map(|t| TensorInfo { shard, ..t }));
+        }
+        this.by_tensor = this.tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
+        this
+    }
+
+    /// Format version of the (first) file, 2 or 3.
     #[must_use]
     pub fn version(&self) -> u32 {
-        self.head.version
+        self.version
     }
-    /// Alignment of tensor data, bytes.
+    /// Alignment of tensor data in the (first) file, bytes.
     #[must_use]
     pub fn alignment(&self) -> u32 {
-        self.head.alignment
+        self.alignment
     }
-    /// Size of the whole file, bytes.
+    /// Number of files that the model lies in.
+    #[must_use]
+    pub fn n_files(&self) -> usize {
+        self.parts.len()
+    }
+    /// Size of all files, bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.source.bytes().len() as u64
+        self.parts.iter().map(|p| p.source.bytes().len() as u64).sum()
     }
     /// All metadata in file order.
     #[must_use]
     pub fn metadata(&self) -> &[(String, Value)] {
-        &self.head.metadata
-    }
-    #[must_use]
-    pub fn get(&self, key: &str) -> Option<&Value> {
-        self.by_key.get(key).map(|&i| &self.head.metadata[i].1)
-    }
-    /// A key that must be there, with exactly this type: `gguf.required::<u32>("llama.block_count")?`.
-    ///
-    /// # Errors
-    /// [`GgufError::MissingKey`], [`GgufError::WrongType`].
-    pub fn required<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, GgufError> {
-        self.optional(key)?.ok_or_else(|| GgufError::MissingKey { key: key.to_owned() })
-    }
-    /// A key that may be absent, but must have this type if it is there.
-    ///
-    /// # Errors
-    /// [`GgufError::WrongType`].
-    pub fn optional<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, GgufError> {
-        self.get(key).map(|v| value::typed(key, v)).transpose()
-    }
-    /// # Errors
-    /// As [`Gguf::required`].
-    pub fn u32(&self, key: &str) -> Result<u32, GgufError> {
-        self.required(key)
-    }
-    /// # Errors
-    /// As [`Gguf::required`].
-    pub fn f32(&self, key: &str) -> Result<f32, GgufError> {
-        self.required(key)
-    }
-    /// # Errors
-    /// As [`Gguf::required`].
-    pub fn str(&self, key: &str) -> Result<&str, GgufError> {
-        self.required(key)
-    }
-    /// # Errors
-    /// As [`Gguf::required`].
-    pub fn array(&self, key: &str) -> Result<&Array, GgufError> {
-        self.required(key)
+        self.metadata.entries()
     }
 
     /// All tensors in file order.
     #[must_use]
     pub fn tensors(&self) -> &[TensorInfo] {
-        &self.head.tensors
+        &self.tensors
     }
     /// # Errors
     /// [`GgufError::MissingTensor`].
@@ -151,14 +166,15 @@ impl Gguf {
     /// A tensor that may be absent (biases, an untied output).
     #[must_use]
     pub fn find(&self, name: &str) -> Option<&TensorInfo> {
-        self.by_tensor.get(name).map(|&i| &self.head.tensors[i])
+        self.by_tensor.get(name).map(|&i| &self.tensors[i])
     }
-    /// Raw data of a tensor of THIS file, rows one after the other; not aligned for wider types.
+    /// Raw data of a tensor of THIS model, rows one after the other; not aligned for wider types.
     /// An entry of another file gives whatever overlaps this file, never out-of-bounds memory.
     #[must_use]
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
-        let all = self.source.bytes();
-        let from = self.head.data_start.saturating_add(tensor.offset as usize).min(all.len());
+        let Some(part) = self.parts.get(tensor.shard) else { return &[] };
+        let all = part.source.bytes();
+        let from = part.data_start.saturating_add(tensor.offset as usize).min(all.len());
         let to = from.saturating_add(tensor.len).min(all.len());
         &all[from..to]
     }
@@ -171,7 +187,14 @@ impl Gguf {
         crate::codec::dequantize(tensor.ty, self.bytes(tensor), tensor.n_elements())
             .map_err(|e| GgufError::tensor(&tensor.name, e.to_string()))
     }
+    /// Every tensor as something to write: with [`write`] shards become one file, with [`write_shards`] one file
+    /// becomes shards.
+    pub fn contents(&self) -> impl Iterator<Item = (TensorSpec, TensorData<'_>)> {
+        self.tensors.iter().map(|t| (t.spec(), TensorData::Bytes(self.bytes(t).into())))
+    }
 }
 
+#[cfg(test)]
+mod shard_tests;
 #[cfg(test)]
 mod tests;

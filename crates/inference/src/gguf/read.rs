@@ -175,7 +175,7 @@ fn tensor(c: &mut Cursor<'_>) -> Result<TensorInfo, GgufError> {
     let len = data_len(ty, &dims)
         .ok_or_else(|| c.error(format!("tensor `{name}` of type {ty} cannot have shape {dims:?}")))?;
     let offset = c.scalar(u64::from_le_bytes, "tensor offset")?;
-    Ok(TensorInfo { name, dims, ty, offset, len })
+    Ok(TensorInfo { name, dims, ty, offset, len, shard: 0 })
 }
 
 /// Bytes of a tensor; `None` for an empty dimension, a row that is not whole blocks, or an overflow.

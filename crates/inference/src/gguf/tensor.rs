@@ -1,10 +1,12 @@
 //! Tensor types (block layouts) and the entry of one tensor in a file.
 
-use std::fmt;
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
 
 /// Element type of a tensor. Only types that [`crate::codec`] can decode are listed; a file with another
 /// one is refused when it is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum TensorType {
     F32,
     F16,
@@ -19,6 +21,8 @@ pub enum TensorType {
     Q5_1,
     /// 8.5 bits per weight.
     Q8_0,
+    /// 32 weights, one scale, 16 unevenly spaced levels: 4.5 bits per weight.
+    Iq4Nl,
     /// 256 weights with 6-bit sub-scales and minima: 4.5 bits per weight.
     Q4K,
     /// 5.5 bits per weight.
@@ -29,7 +33,7 @@ pub enum TensorType {
 
 impl TensorType {
     /// Every supported type.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -38,6 +42,7 @@ impl TensorType {
         Self::Q5_0,
         Self::Q5_1,
         Self::Q8_0,
+        Self::Iq4Nl,
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
@@ -57,6 +62,7 @@ impl TensorType {
             Self::Q4K => 12,
             Self::Q5K => 13,
             Self::Q6K => 14,
+            Self::Iq4Nl => 20,
             Self::BF16 => 30,
         }
     }
@@ -70,7 +76,7 @@ impl TensorType {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
             Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
@@ -80,7 +86,7 @@ impl TensorType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
@@ -117,6 +123,7 @@ impl TensorType {
             Self::Q5_0 => "Q5_0",
             Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Iq4Nl => "IQ4_NL",
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
@@ -127,6 +134,29 @@ impl TensorType {
 impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// The text is not the name of a tensor type.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a tensor type that is known here, such as Q4_K or Q8_0")]
+pub struct UnknownTensorType(String);
+
+impl FromStr for TensorType {
+    type Err = UnknownTensorType;
+    fn from_str(s: &str) -> Result<Self, UnknownTensorType> {
+        Self::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(s)).ok_or_else(|| UnknownTensorType(s.to_owned()))
+    }
+}
+impl TryFrom<String> for TensorType {
+    type Error = UnknownTensorType;
+    fn try_from(s: String) -> Result<Self, UnknownTensorType> {
+        s.parse()
+    }
+}
+impl From<TensorType> for String {
+    fn from(t: TensorType) -> Self {
+        t.name().to_owned()
     }
 }
 
@@ -147,10 +177,12 @@ pub struct TensorInfo {
     /// ggml order: `dims[0]` is the row length (input width of a linear layer), `dims[1]` the number of rows.
     pub dims: Vec<u64>,
     pub ty: TensorType,
-    /// Bytes from the start of the data section.
+    /// Bytes from the start of the data section of its file.
     pub offset: u64,
     /// Bytes of data, without padding.
     pub len: usize,
+    /// Number of the shard that holds the data, from 0.
+    pub(super) shard: usize,
 }
 
 impl TensorInfo {

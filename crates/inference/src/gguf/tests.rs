@@ -99,7 +99,7 @@ fn alignment_of_the_metadata_is_honoured() {
     let g = Gguf::open(&path).unwrap();
     assert_eq!(g.alignment(), 128);
     assert_eq!(g.tensor("b").unwrap().offset, 128);
-    assert_eq!(g.head.data_start % 128, 0);
+    assert_eq!(g.parts[0].data_start % 128, 0);
     assert_eq!(g.bytes(g.tensor("b").unwrap()), [1, 2, 3, 4]);
 }
 
@@ -194,7 +194,7 @@ fn every_truncation_is_an_error() {
     let bytes = sample("truncate.gguf");
     let g = Gguf::from_bytes(bytes.clone()).unwrap();
     let last = g.tensor("last").unwrap();
-    let end = g.head.data_start + last.offset as usize + last.len;
+    let end = g.parts[0].data_start + last.offset as usize + last.len;
     for n in 0..end {
         assert!(Gguf::from_bytes(bytes[..n].to_vec()).is_err(), "{n} of {end} bytes were accepted");
     }

@@ -29,12 +29,22 @@ pub fn write<'a>(
     let (specs, data): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
     let mut writer = Writer::create(path, metadata, &specs)?;
     for data in data {
-        match data {
-            TensorData::Bytes(bytes) => writer.push(&bytes)?,
-            TensorData::Lazy(make) => writer.push(&make()?)?,
-        }
+        writer.push_data(data)?;
     }
     writer.finish()
+}
+
+/// Size of the file that [`write`] would make, bytes.
+///
+/// # Errors
+/// As [`Writer::create`], without touching a file.
+pub fn file_bytes(metadata: &[(String, Value)], specs: &[TensorSpec]) -> Result<u64, GgufError> {
+    let alignment = checked_alignment(metadata)?;
+    let tensors = checked_tensors(specs)?;
+    let mut head = Vec::new();
+    encode_head(&mut head, metadata, specs, &tensors, alignment);
+    let data: usize = tensors.iter().map(|(_, len)| len.next_multiple_of(alignment)).sum();
+    Ok((head.len().next_multiple_of(alignment) + data) as u64)
 }
 
 /// Step-by-step form of [`write`]: [`Writer::create`], one [`Writer::push`] per tensor in order, [`Writer::finish`].
@@ -103,26 +113,35 @@ impl Writer {
         Ok(())
     }
 
+    /// Writes the next tensor, making it if need be.
+    pub(super) fn push_data(&mut self, data: TensorData<'_>) -> Result<(), GgufError> {
+        match data {
+            TensorData::Bytes(bytes) => self.push(&bytes),
+            TensorData::Lazy(make) => self.push(&make()?),
+        }
+    }
+
     /// Makes the file durable and visible; returns its size in bytes.
     ///
     /// # Errors
     /// [`GgufError::Write`] if tensors are missing, [`GgufError::Io`].
-    pub fn finish(mut self) -> Result<u64, GgufError> {
+    pub fn finish(self) -> Result<u64, GgufError> {
+        self.seal()?.publish()
+    }
+
+    /// Makes the data durable under its temporary name.
+    pub(super) fn seal(mut self) -> Result<Sealed, GgufError> {
         if let Some((name, _)) = self.tensors.get(self.next) {
             return Err(refuse(format!("the data of tensor `{name}` was never given")));
         }
         let Some(out) = self.out.take() else { return Err(refuse("the writer is already closed")) };
-        let result = out
-            .into_inner()
+        let sealed = Sealed { path: self.path.clone(), temp: self.temp.clone(), size: self.written as u64 };
+        // From here on `sealed` removes the temporary file.
+        out.into_inner()
             .map_err(std::io::IntoInnerError::into_error)
             .and_then(|file| file.sync_all())
-            .and_then(|()| fs::rename(&self.temp, &self.path))
-            .and_then(|()| sync_parent(&self.path));
-        if let Err(e) = result {
-            remove(&self.temp);
-            return Err(GgufError::io(&self.path, e));
-        }
-        Ok(self.written as u64)
+            .map_err(|e| GgufError::io(&self.temp, e))?;
+        Ok(sealed)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), GgufError> {
@@ -141,12 +160,40 @@ impl Drop for Writer {
     }
 }
 
+/// A whole, durable file that still has its temporary name; dropped before [`Sealed::publish`], it is removed.
+#[derive(Debug)]
+pub(super) struct Sealed {
+    path: PathBuf,
+    temp: PathBuf,
+    size: u64,
+}
+
+impl Sealed {
+    /// Gives the file its name; returns its size in bytes.
+    pub fn publish(self) -> Result<u64, GgufError> {
+        fs::rename(&self.temp, &self.path)
+            .and_then(|()| sync_parent(&self.path))
+            .map_err(|e| GgufError::io(&self.path, e))?;
+        Ok(self.size)
+    }
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Sealed {
+    fn drop(&mut self) {
+        // After publishing there is nothing under this name.
+        remove(&self.temp);
+    }
+}
+
 fn remove(temp: &Path) {
     // Best effort: the error that led here is the one worth reporting.
     let _ = fs::remove_file(temp);
 }
 
-fn refuse(what: impl Into<String>) -> GgufError {
+pub(super) fn refuse(what: impl Into<String>) -> GgufError {
     GgufError::Write { what: what.into() }
 }
 
@@ -158,12 +205,12 @@ fn temp_path(path: &Path) -> Result<PathBuf, GgufError> {
     Ok(path.with_file_name(temp))
 }
 
-fn sync_parent(path: &Path) -> std::io::Result<()> {
+pub(super) fn sync_parent(path: &Path) -> std::io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()
 }
 
-fn checked_alignment(metadata: &[(String, Value)]) -> Result<usize, GgufError> {
+pub(super) fn checked_alignment(metadata: &[(String, Value)]) -> Result<usize, GgufError> {
     let mut seen = HashSet::with_capacity(metadata.len());
     let mut alignment = DEFAULT_ALIGNMENT;
     for (key, value) in metadata {
@@ -181,7 +228,7 @@ fn checked_alignment(metadata: &[(String, Value)]) -> Result<usize, GgufError> {
     }
 }
 
-fn checked_tensors(specs: &[TensorSpec]) -> Result<Vec<(String, usize)>, GgufError> {
+pub(super) fn checked_tensors(specs: &[TensorSpec]) -> Result<Vec<(String, usize)>, GgufError> {
     let mut seen = HashSet::with_capacity(specs.len());
     let mut out = Vec::with_capacity(specs.len());
     for spec in specs {

@@ -10,6 +10,7 @@
 //! multiply-add give the same values only up to rounding.
 
 mod aligned;
+mod cholesky;
 mod dense;
 mod kernel;
 mod ops;
@@ -17,6 +18,7 @@ mod packed;
 mod rows;
 
 pub(crate) use aligned::Aligned;
+pub(crate) use cholesky::{cholesky, invert_lower};
 pub(crate) use dense::{Operand, gemm};
 pub(crate) use kernel::{LANES, Panel, SharedMut, Target, tiles};
 pub(crate) use ops::{

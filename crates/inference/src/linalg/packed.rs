@@ -64,6 +64,11 @@ impl Packed {
         Ok(Self { rows, cols, data })
     }
 
+    /// A matrix without rows.
+    pub(crate) fn empty(cols: usize) -> Self {
+        Self { rows: 0, cols, data: Data::F32(Aligned::zeroed(0)) }
+    }
+
     /// Outputs of the layer.
     #[must_use]
     pub fn rows(&self) -> usize {

@@ -10,6 +10,8 @@ pub enum Arch {
     Llama,
     /// Qwen2 and the R1 distillations of it: biases on q, k, v; RoPE over halves.
     Qwen2,
+    /// Qwen3: no biases, queries and keys normed per head before RoPE over halves.
+    Qwen3,
 }
 
 impl Arch {
@@ -17,9 +19,10 @@ impl Arch {
         match name {
             "llama" => Ok(Self::Llama),
             "qwen2" => Ok(Self::Qwen2),
-            other => {
-                Err(ModelError::unsupported(format!("architecture `{other}`; this decoder runs `llama` and `qwen2`")))
-            }
+            "qwen3" => Ok(Self::Qwen3),
+            other => Err(ModelError::unsupported(format!(
+                "architecture `{other}`; this decoder runs `llama`, `qwen2` and `qwen3`"
+            ))),
         }
     }
     /// Value of `general.architecture`, the prefix of all other keys.
@@ -28,6 +31,7 @@ impl Arch {
         match self {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
         }
     }
 }
@@ -109,6 +113,21 @@ impl ModelConfig {
             return Err(ModelError::unsupported(what));
         }
         Ok(())
+    }
+    /// A token id that the model does not have would read another's embedding: refuse it.
+    pub(crate) fn check_tokens(&self, tokens: &[u32], what: &str) -> Result<(), ModelError> {
+        let (vocab, context) = (self.vocab, self.context);
+        if tokens.is_empty() {
+            return Err(ModelError::input(format!("{what} has no tokens")));
+        }
+        if tokens.len() > context {
+            let what = format!("{what} has {} tokens, the model's context is {context}", tokens.len());
+            return Err(ModelError::input(what));
+        }
+        match tokens.iter().find(|t| **t as usize >= vocab) {
+            Some(t) => Err(ModelError::input(format!("{what} has token {t}, the vocabulary has {vocab}"))),
+            None => Ok(()),
+        }
     }
     /// Values of all query heads of a token.
     #[must_use]

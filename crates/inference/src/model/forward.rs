@@ -1,15 +1,28 @@
 //! The forward pass over new tokens of many sequences at once.
 
 use super::{
-    Block, Decoder, ModelError, Target,
+    Block, Decoder, ModelConfig, ModelError, Target,
     attention::{Span, attend},
     kv::{PageLayout, Sequence},
+    weights::HeadNorms,
 };
 use crate::linalg::{add, rms_norm, swiglu};
 use rayon::prelude::*;
 
 /// Fewer values than this are not worth another thread for cheap row operations.
 const PARALLEL_VALUES: usize = 1 << 14;
+
+/// Rows that are the input of matrices of a block, named for those matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Site {
+    Qkv,
+    Out,
+    GateUp,
+    Down,
+}
+
+/// Sees the input rows of the matrices of a block while it runs.
+pub(crate) type Tap<'a> = dyn FnMut(Site, &[f32]) + 'a;
 
 /// New tokens of one sequence, to be appended to its cache.
 pub(crate) struct Step<'a> {
@@ -46,6 +59,18 @@ pub(crate) fn add_bias(rows: &mut [f32], bias: Option<&[f32]>) {
     }
 }
 
+/// Norms every query and key head of rows of `[q | k | v]`, where the model does that.
+pub(crate) fn norm_heads(c: &ModelConfig, norms: Option<&HeadNorms>, qkv: &mut [f32]) {
+    let Some(norms) = norms else { return };
+    each_row(qkv, c.qkv_width(), |_, row| {
+        let mut before = vec![0.0; c.head_dim];
+        for (i, head) in row.chunks_exact_mut(c.head_dim).take(c.heads + c.kv_heads).enumerate() {
+            before.copy_from_slice(head);
+            rms_norm(&before, norms.of(c, i), c.rms_eps, head);
+        }
+    });
+}
+
 /// Buffers of one pass, reused by all blocks.
 struct Buffers {
     normed: Vec<f32>,
@@ -65,12 +90,20 @@ impl Decoder {
         let c = self.config();
         let m: usize = steps.iter().map(|s| s.tokens.len()).sum();
         let mut x = vec![0.0; m * c.width];
-        let mut rows = x.chunks_exact_mut(c.width);
+        let tokens = steps.iter().flat_map(|s| s.tokens);
+        for (token, row) in tokens.zip(x.chunks_exact_mut(c.width)) {
+            self.weights.embedding.row(*token as usize, row);
+        }
+        self.run_blocks(0, steps, &mut x, &mut |_, _| ());
+        x
+    }
+
+    /// The blocks from `first` on over the residual stream `x`, one row for each new token of all steps.
+    pub(crate) fn run_blocks(&self, first: usize, steps: &mut [Step<'_>], x: &mut [f32], tap: &mut Tap<'_>) {
+        let c = self.config();
+        let m = x.len() / c.width;
         let mut positions = Vec::with_capacity(m);
         for step in steps.iter_mut() {
-            for (token, row) in step.tokens.iter().zip(&mut rows) {
-                self.weights.embedding.row(*token as usize, row);
-            }
             positions.extend(step.cache.len()..step.cache.len() + step.tokens.len());
             step.cache.extend(step.tokens.len());
         }
@@ -81,13 +114,13 @@ impl Decoder {
             gate_up: vec![0.0; m * 2 * c.ffn],
             act: vec![0.0; m * c.ffn],
         };
-        for (layer, block) in self.weights.blocks.iter().enumerate() {
-            self.attention_part(layer, block, steps, &positions, &mut x, &mut b);
-            self.feed_forward_part(layer, block, &mut x, &mut b);
+        for (layer, block) in self.weights.blocks.iter().enumerate().skip(first).filter(|(i, _)| !self.mask.skips(*i)) {
+            self.attention_part(layer, block, steps, &positions, x, &mut b, tap);
+            self.feed_forward_part(layer, block, x, &mut b, tap);
         }
-        x
     }
 
+    #[allow(clippy::too_many_arguments, reason = "a block, its rows and who watches")]
     fn attention_part(
         &self,
         layer: usize,
@@ -96,16 +129,19 @@ impl Decoder {
         positions: &[usize],
         x: &mut [f32],
         b: &mut Buffers,
+        tap: &mut Tap<'_>,
     ) {
         let (c, m) = (self.config(), positions.len());
         let normed = &mut b.normed[..m * c.width];
         norm_rows(x, &block.attn_norm, c.rms_eps, normed);
+        tap(Site::Qkv, normed);
         block.qkv.forward(normed, m, &mut b.qkv, false);
         let (q, kv) = (c.q_width(), c.kv_width());
         for (target, at) in [(Target::Q, 0), (Target::K, q), (Target::V, q + kv)] {
             self.adapt(layer, target, normed, m, &mut b.qkv, at, c.qkv_width());
         }
         add_bias(&mut b.qkv, block.qkv_bias.as_deref());
+        norm_heads(c, block.head_norms.as_ref(), &mut b.qkv);
         let rope = &self.weights.rope;
         let table = rope.table(positions.iter().max().map_or(0, |p| p + 1));
         each_row(&mut b.qkv, c.qkv_width(), |i, row| {
@@ -128,19 +164,23 @@ impl Decoder {
             })
             .collect();
         attend(c, layer, &spans, &b.qkv, &mut b.heads);
+        self.mask.silence(layer, c, &mut b.heads);
+        tap(Site::Out, &b.heads);
         block.out.forward(&b.heads, m, x, true);
         self.adapt(layer, Target::O, &b.heads, m, x, 0, c.width);
     }
 
-    fn feed_forward_part(&self, layer: usize, block: &Block, x: &mut [f32], b: &mut Buffers) {
+    fn feed_forward_part(&self, layer: usize, block: &Block, x: &mut [f32], b: &mut Buffers, tap: &mut Tap<'_>) {
         let c = self.config();
         let m = x.len() / c.width;
         let normed = &mut b.normed[..m * c.width];
         norm_rows(x, &block.ffn_norm, c.rms_eps, normed);
+        tap(Site::GateUp, normed);
         block.gate_up.forward(normed, m, &mut b.gate_up, false);
         self.adapt(layer, Target::Gate, normed, m, &mut b.gate_up, 0, 2 * c.ffn);
         self.adapt(layer, Target::Up, normed, m, &mut b.gate_up, c.ffn, 2 * c.ffn);
         swiglu_rows(&b.gate_up, c.ffn, &mut b.act);
+        tap(Site::Down, &b.act);
         block.down.forward(&b.act, m, x, true);
         self.adapt(layer, Target::Down, &b.act, m, x, 0, c.width);
     }

@@ -94,8 +94,7 @@ fn metadata(base: &Gguf, ty: MergedType) -> Vec<(String, Value)> {
         MergedType::F32 => 0u32,
         MergedType::F16 => 1,
     };
-    let old =
-        |key: &str| key.starts_with("split.") || key.starts_with("quantize.") || key == "general.quantization_version";
+    let old = |key: &str| key.starts_with("quantize.") || key == "general.quantization_version";
     let mut metadata: Vec<(String, Value)> = base.metadata().iter().filter(|(k, _)| !old(k)).cloned().collect();
     match metadata.iter_mut().find(|(k, _)| k == "general.file_type") {
         Some((_, value)) => *value = file_type.into(),

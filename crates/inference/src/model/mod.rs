@@ -12,6 +12,7 @@ mod forward;
 mod generate;
 mod kv;
 mod lora;
+mod mask;
 mod merge;
 mod rope;
 mod sample;
@@ -23,14 +24,15 @@ pub use adapter::{Adapter, Pair, Target};
 pub use config::{Arch, ModelConfig, RopeConfig};
 pub use error::ModelError;
 pub use generate::{GenerateOptions, Generated, Stop};
+pub use mask::Mask;
 pub use merge::{Merged, MergedType, base_digest, merge};
 pub use sample::Sampling;
 pub use score::{LogitVisitor, Scored};
 
-pub(crate) use forward::{add_bias, each_row, norm_rows, swiglu_rows};
+pub(crate) use forward::{Site, Step, add_bias, each_row, norm_heads, norm_rows, swiglu_rows};
 pub(crate) use rope::RopeTable;
 pub(crate) use sample::argmax;
-pub(crate) use weights::{Block, Weights};
+pub(crate) use weights::{Block, Values, Weights};
 
 use crate::gguf::Gguf;
 use std::sync::Arc;
@@ -40,6 +42,7 @@ use std::sync::Arc;
 pub struct Decoder {
     pub(crate) weights: Arc<Weights>,
     lora: Option<Arc<lora::Lora>>,
+    mask: Arc<Mask>,
     digest: Arc<str>,
     warnings: Arc<[String]>,
 }
@@ -62,7 +65,24 @@ impl Decoder {
         let mut warnings = Vec::new();
         let config = ModelConfig::from_gguf(gguf, &mut warnings)?;
         let (weights, digest) = rayon::join(|| weights::load(gguf, config, storage), || base_digest(gguf));
-        Ok(Self { weights: Arc::new(weights?), lora: None, digest: digest.into(), warnings: warnings.into() })
+        Ok(Self {
+            weights: Arc::new(weights?),
+            lora: None,
+            mask: Arc::default(),
+            digest: digest.into(),
+            warnings: warnings.into(),
+        })
+    }
+
+    /// Block `layer` of a file alone, for [`Decoder::run_blocks`]; `changed` tensors replace those of the file.
+    pub(crate) fn one_block(
+        gguf: &Gguf,
+        changed: &Values,
+        config: &ModelConfig,
+        layer: usize,
+    ) -> Result<Self, ModelError> {
+        let weights = Arc::new(weights::load_block(gguf, changed, config, layer)?);
+        Ok(Self { weights, lora: None, mask: Arc::default(), digest: "".into(), warnings: Vec::new().into() })
     }
 
     /// This model with `adapter` applied while running; the weights are shared, a previous adapter is replaced.
@@ -96,20 +116,8 @@ impl Decoder {
         self.weights.size_bytes()
     }
 
-    /// A token id that the model does not have would read another's embedding: refuse it.
     pub(crate) fn check_tokens(&self, tokens: &[u32], what: &str) -> Result<(), ModelError> {
-        let (vocab, context) = (self.weights.config.vocab, self.weights.config.context);
-        if tokens.is_empty() {
-            return Err(ModelError::input(format!("{what} has no tokens")));
-        }
-        if tokens.len() > context {
-            let what = format!("{what} has {} tokens, the model's context is {context}", tokens.len());
-            return Err(ModelError::input(what));
-        }
-        match tokens.iter().find(|t| **t as usize >= vocab) {
-            Some(t) => Err(ModelError::input(format!("{what} has token {t}, the vocabulary has {vocab}"))),
-            None => Ok(()),
-        }
+        self.weights.config.check_tokens(tokens, what)
     }
 }
 

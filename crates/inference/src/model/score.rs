@@ -1,6 +1,6 @@
 //! Scoring of given text: logits at positions, log-likelihoods, answer options.
 
-use super::{Decoder, ModelError, forward::Step};
+use super::{Decoder, ModelError, forward::Step, kv::Sequence};
 use crate::linalg::log_sum_exp;
 
 /// Rows of logits in memory at a time.
@@ -100,18 +100,44 @@ impl Decoder {
         Ok(out)
     }
 
-    /// Sum of the log-likelihoods of each option's tokens after `prompt`.
+    /// Sum of the log-likelihoods of each option's tokens after `prompt`, which runs once for all of them.
     ///
     /// # Errors
-    /// As [`Decoder::visit_logits`].
+    /// As [`Decoder::visit_logits`], and [`ModelError::Input`] for an option without tokens.
     pub fn option_log_likelihoods(&self, prompt: &[u32], options: &[Vec<u32>]) -> Result<Vec<f64>, ModelError> {
-        options
-            .iter()
-            .map(|option| {
-                let tokens = [prompt, option].concat();
-                let nll = self.nll_of(&Scored { tokens: &tokens, from: prompt.len() })?;
-                Ok(-nll.iter().map(|v| f64::from(*v)).sum::<f64>())
-            })
-            .collect()
+        self.check_tokens(prompt, "the prompt")?;
+        for (i, option) in options.iter().enumerate() {
+            self.check_tokens(option, &format!("option {i}"))?;
+            if prompt.len() + option.len() > self.config().context {
+                let (p, o, c) = (prompt.len(), option.len(), self.config().context);
+                let what = format!("a prompt of {p} tokens and option {i} of {o}; the model's context is {c}");
+                return Err(ModelError::input(what));
+            }
+        }
+        let (mut root, mut last) = (self.new_sequence(), Vec::new());
+        for piece in prompt.chunks(PASS_TOKENS) {
+            last = self.advance(&mut [Step { cache: &mut root, tokens: piece }]);
+        }
+        let last = last.split_off(last.len() - self.config().width);
+        options.iter().map(|option| self.continued(&root, &last, option)).collect()
+    }
+
+    /// Log-likelihood of `option` after what is in `root`, whose last hidden state is `last`.
+    fn continued(&self, root: &Sequence, last: &[f32], option: &[u32]) -> Result<f64, ModelError> {
+        let (width, vocab) = (self.config().width, self.config().vocab);
+        let mut rows = last.to_vec();
+        let before_last = &option[..option.len() - 1];
+        if !before_last.is_empty() {
+            let mut cache = root.clone();
+            rows.extend(self.advance(&mut [Step { cache: &mut cache, tokens: before_last }]));
+        }
+        let (mut sum, mut targets) = (0.0, option.iter());
+        for rows in rows.chunks(LOGIT_ROWS * width) {
+            let logits = self.logits_of(rows, rows.len() / width)?;
+            for (row, target) in logits.chunks_exact(vocab).zip(&mut targets) {
+                sum -= f64::from(log_sum_exp(row) - row[*target as usize]);
+            }
+        }
+        Ok(sum)
     }
 }

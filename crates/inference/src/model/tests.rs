@@ -59,6 +59,10 @@ pub(crate) fn tiny_file_with(arch: Arch, change: impl FnOnce(&mut Vec<(String, V
             push("attn_k.bias", &[16], 0.5);
             push("attn_v.bias", &[16], 0.5);
         }
+        if arch == Arch::Qwen3 {
+            push("attn_q_norm.weight", &[8], 1.5);
+            push("attn_k_norm.weight", &[8], 1.5);
+        }
     }
     change(&mut metadata, &mut parts);
     let tensors = parts.into_iter().map(|(name, dims, data)| {
@@ -88,7 +92,7 @@ fn values(gguf: &Gguf, name: &str) -> Vec<f64> {
 }
 
 /// The model written down plainly in f64: no batching, no cache, no packing.
-fn reference(gguf: &Gguf, arch: Arch, tokens: &[u32]) -> Vec<Vec<f64>> {
+pub(crate) fn reference(gguf: &Gguf, arch: Arch, tokens: &[u32]) -> Vec<Vec<f64>> {
     let linear = |x: &[f64], w: &[f64]| -> Vec<f64> {
         w.chunks(x.len()).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
     };
@@ -115,11 +119,15 @@ fn reference(gguf: &Gguf, arch: Arch, tokens: &[u32]) -> Vec<Vec<f64>> {
             let project = |name: &str| -> Vec<f64> {
                 let y = linear(&h, &w(&format!("{name}.weight")));
                 match arch {
-                    Arch::Llama => y,
+                    Arch::Llama | Arch::Qwen3 => y,
                     Arch::Qwen2 => y.iter().zip(w(&format!("{name}.bias"))).map(|(a, b)| a + b).collect(),
                 }
             };
             let (mut q, mut k) = (project("attn_q"), project("attn_k"));
+            if arch == Arch::Qwen3 {
+                let each = |x: &[f64], name: &str| x.chunks(8).flat_map(|head| norm(head, &w(name))).collect();
+                (q, k) = (each(&q, "attn_q_norm.weight"), each(&k, "attn_k_norm.weight"));
+            }
             q.chunks_mut(8).chain(k.chunks_mut(8)).for_each(|head| rotate(head, p));
             qs.push(q);
             ks.push(k);
@@ -167,7 +175,7 @@ fn all_logits(model: &Decoder, tokens: &[u32]) -> Vec<Vec<f32>> {
 
 #[test]
 fn logits_match_a_plain_f64_reference() {
-    for arch in [Arch::Llama, Arch::Qwen2] {
+    for arch in [Arch::Llama, Arch::Qwen2, Arch::Qwen3] {
         let file = tiny_file(arch);
         let tokens = some_tokens(90, 1);
         let want = reference(&file, arch, &tokens);

@@ -11,10 +11,25 @@ pub(crate) struct Block {
     pub attn_norm: Vec<f32>,
     pub qkv: Packed,
     pub qkv_bias: Option<Vec<f32>>,
+    pub head_norms: Option<HeadNorms>,
     pub out: Packed,
     pub ffn_norm: Vec<f32>,
     pub gate_up: Packed,
     pub down: Packed,
+}
+
+/// Weights of the norms of every query and key head (Qwen3), `head_dim` values each.
+#[derive(Debug)]
+pub(crate) struct HeadNorms {
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+}
+
+impl HeadNorms {
+    /// Weight of a head of `[q | k]`, counted through.
+    pub fn of(&self, c: &ModelConfig, head: usize) -> &[f32] {
+        if head < c.heads { &self.q } else { &self.k }
+    }
 }
 
 #[derive(Debug)]
@@ -40,31 +55,56 @@ impl Weights {
     }
 }
 
+/// Values of tensors, row-major, by name.
+pub(crate) type Values = std::collections::BTreeMap<String, Vec<f32>>;
+
 /// Reads tensors of one file by name and checks their shapes.
 struct Loader<'a> {
     gguf: &'a Gguf,
+    /// Values that replace those of the file.
+    changed: Option<&'a Values>,
     storage: Storage,
 }
 
 pub(crate) fn load(gguf: &Gguf, config: ModelConfig, storage: Storage) -> Result<Weights, ModelError> {
-    let l = Loader { gguf, storage };
+    let l = Loader { gguf, changed: None, storage };
     refuse_unknown(gguf, config.arch)?;
     let embedding = Arc::new(l.matrix(&["token_embd.weight"], config.width, &[config.vocab])?);
     let output = match gguf.find("output.weight") {
         Some(_) => Arc::new(l.matrix(&["output.weight"], config.width, &[config.vocab])?),
         None => embedding.clone(),
     };
-    let factors = match gguf.find("rope_freqs.weight") {
-        Some(_) => Some(l.vector("rope_freqs.weight", config.rope.dims / 2)?),
-        None => None,
-    };
     let blocks = (0..config.layers).map(|i| l.block(i, &config)).collect::<Result<_, _>>()?;
     let norm = l.vector("output_norm.weight", config.width)?;
-    let rope = Rope::new(&config, factors.as_deref());
+    let rope = l.rope(&config)?;
     Ok(Weights { config, embedding, blocks, norm, output, rope })
 }
 
+/// Block `layer` alone, as a decoder of one block without embedding and output; `changed` values replace those of
+/// the file.
+pub(crate) fn load_block(
+    gguf: &Gguf,
+    changed: &Values,
+    config: &ModelConfig,
+    layer: usize,
+) -> Result<Weights, ModelError> {
+    let l = Loader { gguf, changed: Some(changed), storage: Storage::F32 };
+    let none = Arc::new(Packed::empty(config.width));
+    let blocks = vec![l.block(layer, config)?];
+    let rope = l.rope(config)?;
+    let config = ModelConfig { layers: 1, ..config.clone() };
+    Ok(Weights { config, embedding: none.clone(), blocks, norm: Vec::new(), output: none, rope })
+}
+
 impl Loader<'_> {
+    fn rope(&self, config: &ModelConfig) -> Result<Rope, ModelError> {
+        let factors = match self.gguf.find("rope_freqs.weight") {
+            Some(_) => Some(self.vector("rope_freqs.weight", config.rope.dims / 2)?),
+            None => None,
+        };
+        Ok(Rope::new(config, factors.as_deref()))
+    }
+
     fn block(&self, i: usize, c: &ModelConfig) -> Result<Block, ModelError> {
         let name = |part: &str| format!("blk.{i}.{part}");
         let (q, k, v) = (name("attn_q"), name("attn_k"), name("attn_v"));
@@ -76,6 +116,13 @@ impl Loader<'_> {
             attn_norm: self.vector(&weight(&name("attn_norm")), c.width)?,
             qkv: self.matrix(&[&qkv[0], &qkv[1], &qkv[2]], c.width, &rows)?,
             qkv_bias: self.biases(&[q, k, v], &rows)?,
+            head_norms: match c.arch {
+                Arch::Qwen3 => Some(HeadNorms {
+                    q: self.vector(&name("attn_q_norm.weight"), c.head_dim)?,
+                    k: self.vector(&name("attn_k_norm.weight"), c.head_dim)?,
+                }),
+                Arch::Llama | Arch::Qwen2 => None,
+            },
             out: self.matrix(&[&weight(&name("attn_output"))], c.q_width(), &[c.width])?,
             ffn_norm: self.vector(&weight(&name("ffn_norm")), c.width)?,
             gate_up: self.matrix(&[&gate_up[0], &gate_up[1]], c.width, &[c.ffn, c.ffn])?,
@@ -134,7 +181,11 @@ impl Loader<'_> {
         if tensor.dims[..shape] != want[..] {
             return Err(ModelError::weight(name, format!("shape {:?}, expected {want:?}", tensor.dims)));
         }
-        Ok(self.gguf.dequantize(tensor)?)
+        match self.changed.and_then(|c| c.get(name)) {
+            Some(values) if values.len() == tensor.n_elements() => Ok(values.clone()),
+            Some(values) => Err(ModelError::weight(name, format!("{} values for {want:?}", values.len()))),
+            None => Ok(self.gguf.dequantize(tensor)?),
+        }
     }
 }
 
@@ -153,10 +204,12 @@ fn refuse_unknown(gguf: &Gguf, arch: Arch) -> Result<(), ModelError> {
         "ffn_down.weight",
     ];
     const BIASES: [&str; 3] = ["attn_q.bias", "attn_k.bias", "attn_v.bias"];
+    let head_norms: &[&str] = if arch == Arch::Qwen3 { &["attn_q_norm.weight", "attn_k_norm.weight"] } else { &[] };
     for tensor in gguf.tensors() {
         let name = tensor.name.as_str();
         let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map(|(_, part)| part);
-        let known = part.map_or(TOP.contains(&name), |p| PARTS.contains(&p) || BIASES.contains(&p));
+        let known =
+            part.map_or(TOP.contains(&name), |p| PARTS.contains(&p) || BIASES.contains(&p) || head_norms.contains(&p));
         if !known {
             let what = format!("tensor `{name}`, which architecture `{}` does not use here", arch.name());
             return Err(ModelError::unsupported(what));

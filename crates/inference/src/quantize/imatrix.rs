@@ -69,12 +69,23 @@ impl Imatrix {
         self.columns.is_empty()
     }
 
-    /// Reads a file of `llama-imatrix` (GGUF form) or of [`Imatrix::write`].
+    /// Reads a file of `llama-imatrix` (GGUF, or the older `imatrix.dat`) or of [`Imatrix::write`].
     ///
     /// # Errors
     /// [`GgufError`] for other files, and for importance that is not finite.
     pub fn read(path: &Path) -> Result<Self, GgufError> {
-        let g = Gguf::open(path)?;
+        Self::from_bytes(std::fs::read(path).map_err(|e| GgufError::io(path, e))?)
+    }
+
+    /// The same over bytes in memory.
+    ///
+    /// # Errors
+    /// As [`Imatrix::read`].
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
+        if !bytes.starts_with(b"GGUF") {
+            return super::legacy_imatrix::parse(&bytes);
+        }
+        let g = Gguf::from_bytes(bytes)?;
         if g.optional::<&str>("general.type")? != Some("imatrix") {
             return Err(GgufError::Unsupported { what: "general.type is not `imatrix`".into() });
         }

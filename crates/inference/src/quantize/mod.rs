@@ -3,19 +3,39 @@
 //! The result loads in stock llama.cpp, has the metadata of the base in the same order, and does not depend on
 //! the number of threads. One tensor is in memory at a time; the file appears only when complete.
 
+mod awq;
+mod budget;
+mod error;
+mod fold;
+mod gptq;
 mod imatrix;
+mod inputs;
+mod knapsack;
+mod legacy_imatrix;
+pub mod npu;
+mod parts;
 mod profile;
 mod report;
+mod run;
+mod sensitivity;
+mod tune;
+mod tuned;
 
+pub use budget::Predicted;
+pub use fold::Fold;
 pub use imatrix::Imatrix;
 pub use profile::{Profile, UnknownProfile};
 pub use report::{QuantizeReport, TensorReport};
+pub use sensitivity::{Harm, LayerNoise, MatrixSensitivity, Sensitivity, sensitivity};
+pub use tune::{Goal, TuneOptions, tune};
+pub use tuned::{Method, StepErrors, TuneReport, TunedTensor};
 
 use crate::{
     codec::{self, CodecError},
     gguf::{Gguf, GgufError, TensorInfo, TensorSpec, TensorType, Value, Writer},
+    model::ModelError,
 };
-use profile::{Choice, Chooser, fitting, is_matrix};
+use profile::{Choice, Chooser, is_matrix};
 use std::{borrow::Cow, collections::BTreeMap, ops::ControlFlow, path::Path};
 
 /// What to make.
@@ -26,6 +46,8 @@ pub struct QuantizeOptions {
     pub imatrix: Option<Imatrix>,
     /// Types of single tensors, by name, instead of the profile's choice.
     pub overrides: BTreeMap<String, TensorType>,
+    /// Give input channels without importance the mean one and say so in the report, instead of refusing.
+    pub fill_zero_importance: bool,
     /// Accept a base that is already quantised. Its error stays in the result and is not in the report.
     pub allow_requantize: bool,
     /// Refuse instead of falling back where rows are not whole blocks.
@@ -36,7 +58,14 @@ impl QuantizeOptions {
     /// A profile without importance, overrides or exceptions.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
-        Self { profile, imatrix: None, overrides: BTreeMap::new(), allow_requantize: false, strict_types: false }
+        Self {
+            profile,
+            imatrix: None,
+            overrides: BTreeMap::new(),
+            fill_zero_importance: false,
+            allow_requantize: false,
+            strict_types: false,
+        }
     }
 }
 
@@ -68,8 +97,23 @@ pub enum QuantizeError {
     Importance { tensor: String, what: String },
     #[error("there is no tensor `{tensor}` to override")]
     UnknownOverride { tensor: String },
+    /// Running the model on the calibration texts failed.
+    #[error(transparent)]
+    Model(ModelError),
+    #[error("a file of {budget} bytes is not possible: the smallest with these types is {least} bytes")]
+    Budget { budget: u64, least: u64 },
     #[error("cancelled")]
     Cancelled,
+}
+
+impl From<ModelError> for QuantizeError {
+    fn from(e: ModelError) -> Self {
+        match e {
+            ModelError::Cancelled => Self::Cancelled,
+            ModelError::Gguf(e) => Self::Gguf(e),
+            other => Self::Model(other),
+        }
+    }
 }
 
 /// Quantises `base` into the file `out`. `progress` may stop the run with `ControlFlow::Break`.
@@ -85,7 +129,8 @@ pub fn quantize(
     let choices = plan(base, options)?;
     let specs: Vec<TensorSpec> =
         base.tensors().iter().zip(&choices).map(|(t, c)| TensorSpec { ty: c.actual, ..t.spec() }).collect();
-    let mut writer = Writer::create(out, &metadata(base, options), &specs)?;
+    let from = options.imatrix.as_ref().map(Provenance::of);
+    let mut writer = Writer::create(out, &metadata(base, options.profile.file_type(), from.as_ref()), &specs)?;
     let total = specs.len();
     let mut tensors = Vec::with_capacity(total);
     for (done, (tensor, choice)) in base.tensors().iter().zip(&choices).enumerate() {
@@ -101,6 +146,7 @@ pub fn quantize(
             to: choice.actual,
             fallback_from: (choice.wanted != choice.actual).then_some(choice.wanted),
             weighted: importance.is_some() && choice.actual.is_quantized(),
+            filled_channels: zero_channels(options, tensor),
             weights: tensor.n_elements() as u64,
             size_bytes: bytes.len() as u64,
             relative_error: error,
@@ -115,48 +161,64 @@ pub fn quantize(
 
 /// The type of every tensor, with all refusals that need no data.
 fn plan(base: &Gguf, options: &QuantizeOptions) -> Result<Vec<Choice>, QuantizeError> {
-    if let Some(tensor) = options.overrides.keys().find(|name| base.find(name).is_none()) {
-        return Err(QuantizeError::UnknownOverride { tensor: tensor.clone() });
-    }
+    check_overrides(base, &options.overrides)?;
     let chooser = Chooser::new(base, options.profile, options.imatrix.is_some());
     base.tensors()
         .iter()
         .map(|tensor| {
-            let choice = match options.overrides.get(&tensor.name) {
-                Some(&wanted) => Choice { wanted, actual: fitting(wanted, tensor.row_len()) },
-                None => chooser.choose(tensor),
-            };
-            let (name, row_len) = (tensor.name.clone(), tensor.row_len());
-            if options.strict_types && choice.wanted != choice.actual {
-                return Err(QuantizeError::Fallback { tensor: name, row_len, wanted: choice.wanted });
-            }
-            if tensor.ty.is_quantized() && choice.actual != tensor.ty && !options.allow_requantize {
-                return Err(QuantizeError::AlreadyQuantized { tensor: name, ty: tensor.ty });
-            }
+            let choice = chooser.choose_with(tensor, &options.overrides);
+            check_choice(tensor, choice, options.strict_types, options.allow_requantize)?;
             Ok(choice)
         })
         .collect()
 }
 
+fn check_overrides(base: &Gguf, overrides: &BTreeMap<String, TensorType>) -> Result<(), QuantizeError> {
+    match overrides.keys().find(|name| base.find(name).is_none()) {
+        Some(tensor) => Err(QuantizeError::UnknownOverride { tensor: tensor.clone() }),
+        None => Ok(()),
+    }
+}
+
+fn check_choice(tensor: &TensorInfo, choice: Choice, strict: bool, requantize: bool) -> Result<(), QuantizeError> {
+    let (name, row_len) = (tensor.name.clone(), tensor.row_len());
+    if strict && choice.wanted != choice.actual {
+        return Err(QuantizeError::Fallback { tensor: name, row_len, wanted: choice.wanted });
+    }
+    if tensor.ty.is_quantized() && choice.actual != tensor.ty && !requantize {
+        return Err(QuantizeError::AlreadyQuantized { tensor: name, ty: tensor.ty });
+    }
+    Ok(())
+}
+
+/// Where importance came from, for the file's metadata.
+struct Provenance {
+    datasets: String,
+    entries: u32,
+    chunks: u32,
+}
+
+impl Provenance {
+    fn of(imatrix: &Imatrix) -> Self {
+        let entries = imatrix.tensors().count() as u32;
+        Self { datasets: imatrix.datasets.join(", "), entries, chunks: imatrix.chunks }
+    }
+}
+
 /// Metadata of the base with the keys that describe the file's own form replaced.
-fn metadata(base: &Gguf, options: &QuantizeOptions) -> Vec<(String, Value)> {
-    let mut out: Vec<_> = base
-        .metadata()
-        .iter()
-        // A single file: stale shard keys make loaders look for more files.
-        .filter(|(k, _)| !k.starts_with("split.") && !k.starts_with("quantize.imatrix."))
-        .cloned()
-        .collect();
+fn metadata(base: &Gguf, file_type: u32, importance: Option<&Provenance>) -> Vec<(String, Value)> {
+    let mut out: Vec<_> =
+        base.metadata().iter().filter(|(k, _)| !k.starts_with("quantize.imatrix.")).cloned().collect();
     let mut set = |key: &str, value: Value| match out.iter_mut().find(|(k, _)| k == key) {
         Some((_, old)) => *old = value,
         None => out.push((key.to_owned(), value)),
     };
-    set("general.file_type", Value::U32(options.profile.file_type()));
+    set("general.file_type", Value::U32(file_type));
     set("general.quantization_version", Value::U32(2));
-    if let Some(imatrix) = &options.imatrix {
-        set("quantize.imatrix.dataset", Value::String(imatrix.datasets.join(", ")));
-        set("quantize.imatrix.entries_count", Value::U32(imatrix.tensors().count() as u32));
-        set("quantize.imatrix.chunks_count", Value::U32(imatrix.chunks));
+    if let Some(from) = importance {
+        set("quantize.imatrix.dataset", Value::String(from.datasets.clone()));
+        set("quantize.imatrix.entries_count", Value::U32(from.entries));
+        set("quantize.imatrix.chunks_count", Value::U32(from.chunks));
     }
     out
 }
@@ -168,12 +230,28 @@ fn importance(options: &QuantizeOptions, tensor: &TensorInfo) -> Result<Option<V
     if !is_matrix(tensor) || values.len() != tensor.row_len() {
         return refuse(format!("has {} columns, the tensor {:?}", values.len(), tensor.dims));
     }
-    match values.iter().position(|v| *v == 0.0) {
-        Some(column) => refuse(format!(
-            "of column {column} is zero: it never saw an activation; calibrate on more text, or leave it out"
-        )),
-        None => Ok(Some(values)),
+    let Some(column) = values.iter().position(|v| *v == 0.0) else { return Ok(Some(values)) };
+    if options.fill_zero_importance {
+        return Ok(Some(filled(values)));
     }
+    refuse(format!(
+        "of column {column} is zero: it never saw an activation; calibrate on more text, leave it out, or allow \
+         filling it with the mean"
+    ))
+}
+
+/// Input channels whose importance is zero.
+fn zero_channels(options: &QuantizeOptions, tensor: &TensorInfo) -> usize {
+    let values = options.imatrix.as_ref().and_then(|m| m.get(&tensor.name));
+    values.map_or(0, |v| v.iter().filter(|v| **v == 0.0).count())
+}
+
+/// Zeros replaced by the mean of the others; by 1 where there are no others.
+fn filled(mut values: Vec<f32>) -> Vec<f32> {
+    let (sum, n) = values.iter().filter(|v| **v > 0.0).fold((0.0f64, 0u32), |(s, n), v| (s + f64::from(*v), n + 1));
+    let mean = if n > 0 { (sum / f64::from(n)) as f32 } else { 1.0 };
+    values.iter_mut().filter(|v| **v == 0.0).for_each(|v| *v = mean);
+    values
 }
 
 /// Bytes of one tensor in its new type, and the relative root mean square error.

@@ -3,7 +3,7 @@
 
 use crate::gguf::{Gguf, TensorInfo, TensorType};
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 /// A named mix of tensor types, as `llama-quantize` makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -138,7 +138,7 @@ pub(super) struct Chooser {
 }
 
 /// The type wanted by the mix, and the one that the shape allows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Choice {
     pub wanted: TensorType,
     pub actual: TensorType,
@@ -152,6 +152,14 @@ impl Chooser {
             has_output: base.find("output.weight").is_some(),
             layers: has("ffn_down.weight").max(has("attn_v.weight")),
             has_imatrix,
+        }
+    }
+
+    /// [`Chooser::choose`], or what `overrides` say.
+    pub fn choose_with(&self, tensor: &TensorInfo, overrides: &BTreeMap<String, TensorType>) -> Choice {
+        match overrides.get(&tensor.name) {
+            Some(&wanted) => Choice { wanted, actual: fitting(wanted, tensor.row_len()) },
+            None => self.choose(tensor),
         }
     }
 
@@ -206,7 +214,7 @@ pub(super) fn is_matrix(tensor: &TensorInfo) -> bool {
         && !tensor.name.ends_with("ffn_gate_inp.weight")
 }
 
-fn layer(name: &str) -> Option<usize> {
+pub(super) fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 

@@ -14,6 +14,8 @@ pub struct TensorReport {
     pub fallback_from: Option<TensorType>,
     /// Whether importance was used.
     pub weighted: bool,
+    /// Input channels without importance, which got the mean one.
+    pub filled_channels: usize,
     pub weights: u64,
     pub size_bytes: u64,
     /// Root mean square error over root mean square, against the base as given; 0 if copied.
@@ -62,8 +64,12 @@ impl fmt::Display for QuantizeReport {
             write!(f, ", {n} {ty}")?;
         }
         match self.fallbacks().count() {
-            0 => Ok(()),
-            n => write!(f, "; fallbacks, since rows are not whole blocks: {n}"),
+            0 => {}
+            n => write!(f, "; fallbacks, since rows are not whole blocks: {n}")?,
         }
+        for t in self.tensors.iter().filter(|t| t.filled_channels > 0) {
+            write!(f, "; `{}` has {} channels without importance", t.name, t.filled_channels)?;
+        }
+        Ok(())
     }
 }

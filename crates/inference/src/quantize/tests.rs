@@ -40,7 +40,6 @@ fn base(folder: &Path, layers: usize, row: u64, tied: bool) -> PathBuf {
     let metadata = [
         ("general.architecture", Value::from("llama")),
         ("general.file_type", Value::U32(1)),
-        ("split.count", Value::U16(2)),
         ("llama.block_count", Value::U32(layers as u32)),
     ]
     .map(|(k, v)| (k.to_owned(), v));
@@ -155,6 +154,10 @@ fn refusals_name_the_tensor_and_leave_nothing() {
     options.imatrix = Some(imatrix);
     let e = quantize(&b, &out, &options, &mut none).unwrap_err().to_string();
     assert!(e.contains("`blk.0.attn_q.weight`: importance of column 3 is zero"), "{e}");
+    options.fill_zero_importance = true;
+    let r = quantize(&b, &out, &options, &mut none).unwrap();
+    assert!(r.to_string().contains("`blk.0.attn_q.weight` has 1 channels without importance"), "{r}");
+    std::fs::remove_file(&out).unwrap();
     let mut wrong = Imatrix::default();
     wrong.add("blk.0.attn_q.weight", &[1.0; 255], 1).unwrap();
     options.imatrix = Some(wrong);
@@ -195,6 +198,32 @@ fn importance_is_used_and_survives_its_file() {
     for t in a.tensors() {
         let same = a.bytes(t) == b.bytes(b.tensor(&t.name).unwrap());
         assert_eq!(same, t.name != "blk.0.attn_q.weight", "{}", t.name);
+    }
+}
+
+/// A block of zeros in an importance matrix must not make the file worse than none, let alone broken
+/// (ggml-org/llama.cpp#8661).
+#[test]
+fn zero_importance_can_be_filled() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Gguf::open(&base(folder.path(), 1, 256, true)).unwrap();
+    let out = folder.path().join("q.gguf");
+    for (zeros, ty) in [(512, TensorType::Q4K), (300, TensorType::Q4K), (512, TensorType::Q4_0), (32, TensorType::Q5K)]
+    {
+        let mut options = QuantizeOptions::new(Profile::Q8_0);
+        options.overrides.insert("blk.0.ffn_down.weight".into(), ty);
+        let error = |options: &QuantizeOptions| {
+            let r = quantize(&model, &out, options, &mut none).unwrap();
+            r.tensors.iter().find(|t| t.to == ty).unwrap().relative_error
+        };
+        let plain = error(&options);
+        let mut imatrix = Imatrix::default();
+        let sum2: Vec<f32> = (0..512).map(|j| if j < zeros { 0.0 } else { 2.0 }).collect();
+        imatrix.add("blk.0.ffn_down.weight", &sum2, 4).unwrap();
+        options.imatrix = Some(imatrix);
+        options.fill_zero_importance = true;
+        let filled = error(&options);
+        assert!(filled.is_finite() && filled <= plain * 1.01, "{ty} {zeros}: {filled} {plain}");
     }
 }
 

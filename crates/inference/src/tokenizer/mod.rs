@@ -1,11 +1,14 @@
-//! Tokenizers as the model file describes them: byte-level BPE and SentencePiece from GGUF metadata,
-//! WordPiece for sentence encoders, chat templates.
+//! Tokenizers as the model file describes them: byte-level BPE and SentencePiece from GGUF metadata or from the
+//! `tokenizer.json` of a model folder, WordPiece for sentence encoders, chat templates.
 //!
 //! Token ids equal those of stock llama.cpp. A tokenizer model or pre-tokenizer that is not in the table is an
 //! error: a near miss would still produce text, only worse text.
 
 mod bpe;
 mod chat;
+mod hf;
+mod hf_pre;
+mod hf_table;
 mod pretokenize;
 mod spm;
 mod stream;
@@ -13,11 +16,12 @@ mod vocab;
 mod wordpiece;
 
 pub use chat::{ChatError, ChatTemplate, Message, Role};
+pub use hf::{HfFiles, HfTokenizer};
 pub use stream::StreamDecoder;
 pub use vocab::{Kind, SpecialIds};
 pub use wordpiece::WordPiece;
 
-use crate::gguf::{Gguf, GgufError};
+use crate::gguf::{Gguf, GgufError, Metadata};
 use std::borrow::Cow;
 use vocab::Vocab;
 
@@ -74,8 +78,25 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError`] for an unknown model or pre-tokenizer, or an inconsistent vocabulary.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, TokenizerError> {
+        Self::from_metadata(gguf)
+    }
+
+    /// The tokenizer of a safetensors model folder.
+    ///
+    /// # Errors
+    /// As [`HfTokenizer::open`], and as [`Tokenizer::from_gguf`].
+    pub fn open(folder: &std::path::Path) -> Result<Self, TokenizerError> {
+        let hf = HfTokenizer::open(folder)?;
+        Self::from_metadata(&Metadata::new(hf.metadata(hf.vocab_size())?))
+    }
+
+    /// The same as [`Tokenizer::from_gguf`] for metadata that is not in a file.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_gguf`].
+    pub fn from_metadata(gguf: &Metadata) -> Result<Self, TokenizerError> {
         let name = gguf.str("tokenizer.ggml.model")?;
-        let vocab = Vocab::from_gguf(gguf)?;
+        let vocab = Vocab::from_metadata(gguf)?;
         let model = match name {
             "gpt2" => {
                 let pre = gguf.optional::<&str>("tokenizer.ggml.pre")?.unwrap_or("");
@@ -213,3 +234,5 @@ impl Tokenizer {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vocab_tests;

@@ -54,7 +54,7 @@ const DEEPSEEK_LETTERS: &str = concat!(
 const DEEPSEEK_PUNCTUATION: &str = r"\s?[!-/:-~！-／：-～‘-‟　-。]+";
 
 /// Names in the order in which messages list them.
-const KNOWN: [&str; 7] =
+pub(super) const KNOWN: [&str; 7] =
     ["gpt-2", "smollm", "qwen2", "deepseek-r1-qwen", "llama-bpe", "deepseek-llm", "deepseek-coder"];
 
 impl PreTokenizer {

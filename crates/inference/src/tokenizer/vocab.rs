@@ -1,7 +1,7 @@
 //! The token table: texts, kinds, special ids, and the search for special tokens in text.
 
 use super::{Fragment, TokenizerError};
-use crate::gguf::Gguf;
+use crate::gguf::Metadata;
 use std::{borrow::Cow, collections::HashMap};
 
 /// What a token is (`tokenizer.ggml.token_type`).
@@ -46,7 +46,7 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
-    pub fn from_gguf(gguf: &Gguf) -> Result<Self, TokenizerError> {
+    pub fn from_metadata(gguf: &Metadata) -> Result<Self, TokenizerError> {
         let tokens = gguf.required::<&[String]>("tokenizer.ggml.tokens")?.to_vec();
         let kinds = match gguf.optional::<&[i32]>("tokenizer.ggml.token_type")? {
             Some(raw) => raw.iter().map(|&k| kind(k)).collect::<Result<_, _>>()?,
@@ -60,10 +60,14 @@ impl Vocab {
             eot: id("eot_token_id")?,
             pad: id("padding_token_id")?,
             unknown: id("unknown_token_id")?,
-            // Stock's defaults: SentencePiece models start with bos, BPE models do not unless they say so.
-            add_bos: gguf
-                .optional("tokenizer.ggml.add_bos_token")?
-                .unwrap_or(gguf.str("tokenizer.ggml.model")? == "llama"),
+            add_bos: match gguf.optional("tokenizer.ggml.add_bos_token")? {
+                Some(add) => add,
+                // Stock's defaults: SentencePiece and Llama 3 start with bos.
+                None => {
+                    gguf.str("tokenizer.ggml.model")? == "llama"
+                        || gguf.optional::<&str>("tokenizer.ggml.pre")? == Some("llama-bpe")
+                }
+            },
             ends: Vec::new(),
         };
         vocab.finish_special()?;

@@ -13,8 +13,18 @@ pub(super) struct Prediction {
     pub token: u32,
 }
 
+/// Gets inputs of the output matrix, their number, and the gradients of the logits.
+pub(super) type SeeLogits<'a> = dyn FnMut(&[f32], usize, &[f32]) + 'a;
+
 /// Sum of the losses; `dx` (all rows) gets the gradient of `sum · scale`.
-pub(super) fn cross_entropy(w: &Weights, x: &[f32], predictions: &[Prediction], scale: f32, dx: &mut [f32]) -> f64 {
+pub(super) fn cross_entropy(
+    w: &Weights,
+    x: &[f32],
+    predictions: &[Prediction],
+    scale: f32,
+    dx: &mut [f32],
+    see: &mut SeeLogits<'_>,
+) -> f64 {
     let c = &w.config;
     let mut total = 0.0f64;
     for part in predictions.chunks(ROWS) {
@@ -31,6 +41,7 @@ pub(super) fn cross_entropy(w: &Weights, x: &[f32], predictions: &[Prediction], 
             row[p.token as usize] -= 1.0;
             row.iter_mut().for_each(|d| *d *= scale);
         }
+        see(&normed, m, &logits);
         w.output.backward(&logits, m, &mut normed, false);
         for ((row, dy), p) in rows.chunks_exact(c.width).zip(normed.chunks_exact(c.width)).zip(part) {
             rms_norm_backward(row, &w.norm, c.rms_eps, dy, &mut dx[p.row * c.width..][..c.width]);

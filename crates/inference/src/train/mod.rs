@@ -7,6 +7,7 @@
 
 mod attention;
 mod config;
+mod gradients;
 mod layout;
 mod loss;
 mod optimizer;
@@ -15,6 +16,7 @@ mod pass;
 mod state;
 
 pub use config::{LoraConfig, Sample, Schedule, StepReport, TrainConfig};
+pub use gradients::{MatrixGradient, matrix_gradients};
 
 use crate::model::{Adapter, Decoder, ModelError, Pair};
 use config::check;
@@ -94,6 +96,7 @@ impl Trainer {
                 params: &self.params,
                 dropout: self.lora.dropout,
                 noise: [self.config.seed, self.step as u64, number as u64],
+                observer: None,
             };
             loss += pass.run(&texts, 1.0 / answer_tokens as f32, &mut grads);
         }

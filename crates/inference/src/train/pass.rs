@@ -2,10 +2,10 @@
 
 use super::{Sample, attention, layout::Layout, loss::cross_entropy, params::Params};
 use crate::linalg::{rms_norm_backward, swiglu_backward};
-use crate::model::{Block, RopeTable, Target, Weights, add_bias, each_row, norm_rows, swiglu_rows};
+use crate::model::{Block, RopeTable, Target, Weights, add_bias, each_row, norm_heads, norm_rows, swiglu_rows};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::borrow::Cow;
+use std::{borrow::Cow, cell::RefCell};
 
 /// What a pass works with.
 pub(super) struct Pass<'a> {
@@ -14,12 +14,20 @@ pub(super) struct Pass<'a> {
     pub dropout: f32,
     /// Seed, step and number of the pass: what dropout depends on.
     pub noise: [u64; 3],
+    /// Sees inputs and output gradients of the frozen matrices.
+    pub observer: Option<&'a RefCell<&'a mut Observer<'a>>>,
 }
+
+/// Gets the matrix (`None`: the output), its inputs `x`, the number of rows, and the gradients of its outputs, which
+/// have `stride` values per row.
+pub(super) type Observer<'a> = dyn FnMut(Option<(usize, Target)>, &[f32], usize, &[f32], usize) + 'a;
 
 /// What the backward pass needs of a block; the rest is cheap to compute again.
 struct Saved {
     /// Input of the block.
     x: Vec<f32>,
+    /// Before the norms of the heads, where there are any.
+    plain_qkv: Option<Vec<f32>>,
     /// After RoPE.
     qkv: Vec<f32>,
     heads: Vec<f32>,
@@ -53,7 +61,9 @@ impl Pass<'_> {
             x = next;
         }
         let mut dx = vec![0.0; x.len()];
-        let loss = cross_entropy(self.weights, &x, &layout.predictions, scale, &mut dx);
+        let loss = cross_entropy(self.weights, &x, &layout.predictions, scale, &mut dx, &mut |normed, m, dlogits| {
+            self.observe(None, normed, m, dlogits, c.vocab);
+        });
         for (layer, block) in self.weights.blocks.iter().enumerate().rev() {
             if let Some(keep) = saved.pop() {
                 self.block_backward(layer, block, &rows, keep, &mut dx, grads);
@@ -73,6 +83,8 @@ impl Pass<'_> {
             self.adapt(layer, target, &normed, m, &mut qkv[at..], c.qkv_width());
         }
         add_bias(&mut qkv, block.qkv_bias.as_deref());
+        let plain_qkv = block.head_norms.as_ref().map(|_| qkv.clone());
+        norm_heads(c, block.head_norms.as_ref(), &mut qkv);
         self.rotate(rows, &mut qkv, false);
         let mut heads = vec![0.0; m * c.q_width()];
         attention::forward(c, &rows.spans, &qkv, &mut heads);
@@ -90,7 +102,7 @@ impl Pass<'_> {
         let mut out = mid.clone();
         block.down.forward(&act, m, &mut out, true);
         self.adapt(layer, Target::Down, &act, m, &mut out, c.width);
-        (out, Saved { x, qkv, heads, mid, gate_up })
+        (out, Saved { x, plain_qkv, qkv, heads, mid, gate_up })
     }
 
     /// Turns the gradient of the block's output in `dx` into that of its input.
@@ -104,6 +116,7 @@ impl Pass<'_> {
         let mut dqkv = vec![0.0; m * c.qkv_width()];
         attention::backward(c, &rows.spans, &keep.qkv, &dheads, &mut dqkv);
         self.rotate(rows, &mut dqkv, true);
+        self.head_norms_backward(block, keep.plain_qkv.as_deref(), &mut dqkv);
         let mut normed = vec![0.0; m * c.width];
         norm_rows(&keep.x, &block.attn_norm, c.rms_eps, &mut normed);
         // Below the first block there is nothing to train.
@@ -123,7 +136,7 @@ impl Pass<'_> {
         let m = dx.len() / c.width;
         let mut dact = vec![0.0; m * c.ffn];
         block.down.backward(dx, m, &mut dact, false);
-        if self.params.slot(layer, Target::Down).is_some() {
+        if self.wants(layer, Target::Down) {
             let mut act = vec![0.0; m * c.ffn];
             swiglu_rows(&keep.gate_up, c.ffn, &mut act);
             self.adapt_backward(layer, Target::Down, &act, m, dx, c.width, grads, Some(&mut dact));
@@ -136,7 +149,7 @@ impl Pass<'_> {
         });
         let mut dnormed = vec![0.0; m * c.width];
         block.gate_up.backward(&dgate_up, m, &mut dnormed, false);
-        if [Target::Gate, Target::Up].iter().any(|t| self.params.slot(layer, *t).is_some()) {
+        if [Target::Gate, Target::Up].iter().any(|t| self.wants(layer, *t)) {
             let mut normed = vec![0.0; m * c.width];
             norm_rows(&keep.mid, &block.ffn_norm, c.rms_eps, &mut normed);
             for (target, at) in [(Target::Gate, 0), (Target::Up, c.ffn)] {
@@ -154,6 +167,22 @@ impl Pass<'_> {
         });
     }
 
+    /// Turns the gradient of the normed heads in `dqkv` into that of the heads before.
+    fn head_norms_backward(&self, block: &Block, plain_qkv: Option<&[f32]>, dqkv: &mut [f32]) {
+        let (Some(norms), Some(plain)) = (&block.head_norms, plain_qkv) else { return };
+        let c = &self.weights.config;
+        let (width, d) = (c.qkv_width(), c.head_dim);
+        each_row(dqkv, width, |i, row| {
+            let mut dy = vec![0.0; d];
+            for (head, dx) in row.chunks_exact_mut(d).take(c.heads + c.kv_heads).enumerate() {
+                dy.copy_from_slice(dx);
+                dx.fill(0.0);
+                let x = &plain[i * width + head * d..][..d];
+                rms_norm_backward(x, norms.of(c, head), c.rms_eps, &dy, dx);
+            }
+        });
+    }
+
     /// First columns of q, k and v.
     fn qkv_columns(&self) -> [(Target, usize); 3] {
         let c = &self.weights.config;
@@ -165,6 +194,17 @@ impl Pass<'_> {
         each_row(qkv, c.qkv_width(), |i, row| {
             rope.apply(&rows.table, row, c.heads + c.kv_heads, rows.positions[i], backward);
         });
+    }
+
+    /// Whether the input of a matrix is needed in the backward pass.
+    fn wants(&self, layer: usize, target: Target) -> bool {
+        self.observer.is_some() || self.params.slot(layer, target).is_some()
+    }
+
+    fn observe(&self, matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize) {
+        if let Some(observer) = self.observer {
+            (observer.borrow_mut())(matrix, x, m, dy, stride);
+        }
     }
 
     fn adapt(&self, layer: usize, target: Target, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
@@ -186,6 +226,7 @@ impl Pass<'_> {
         grads: &mut [f32],
         dx: Option<&mut [f32]>,
     ) {
+        self.observe(Some((layer, target)), x, m, dy, stride);
         let Some(slot) = self.params.slot(layer, target) else {
             return;
         };

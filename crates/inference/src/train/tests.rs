@@ -37,6 +37,7 @@ fn loss(trainer: &Trainer, grads: &mut [f32]) -> f64 {
         params: &trainer.params,
         dropout: trainer.lora.dropout,
         noise: [1, 2, 3],
+        observer: None,
     };
     pass.run(&texts, 1.0, grads)
 }
@@ -73,6 +74,7 @@ fn gradient_check(arch: Arch, lora: LoraConfig) {
 fn gradients_match_finite_differences() {
     gradient_check(Arch::Llama, all_targets());
     gradient_check(Arch::Qwen2, LoraConfig { rank_stabilized: true, ..all_targets() });
+    gradient_check(Arch::Qwen3, all_targets());
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Writes the seed corpus: for every target a few inputs that reach deep, made by the crates' own encoders where they
 //! have one. `cargo run --bin seeds -- FOLDER`; the committed folder is `corpus`.
 
+mod hf;
 mod metrics;
 mod model;
+mod onnx;
 mod otlp;
 mod stored;
 
@@ -48,6 +50,9 @@ fn main() {
     metrics::proto_bodies(&corpus("otlp_metrics_proto"));
     stored::wal(&corpus("wal"));
     model::gguf(&corpus("gguf"));
+    hf::safetensors(&corpus("safetensors"));
+    hf::tokenizer_json(&corpus("tokenizer_json"));
+    onnx::onnx(&corpus("onnx"));
     tokenizer(&corpus("tokenizer"));
     chat_template(&corpus("chat_template"));
     dataset(&corpus("dataset"));

@@ -1,0 +1,48 @@
+//! What quantisation does to a matrix's outputs.
+
+use crate::calibrate::row_errors;
+use crate::codec::{self, CodecError};
+use crate::gguf::TensorType;
+
+/// A matrix and the type it is to get.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Matrix<'a> {
+    /// Row-major.
+    pub values: &'a [f32],
+    pub columns: usize,
+    pub ty: TensorType,
+}
+
+/// Mean squared output error of each row: `(E H Eᵀ)ᵢᵢ`, with `H` the second moments of the inputs.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Damage {
+    rows: Vec<f64>,
+}
+
+impl Damage {
+    /// Of `back` in place of `values`.
+    pub fn between(values: &[f32], back: &[f32], h: &[f32], columns: usize) -> Self {
+        let error: Vec<f32> = values.iter().zip(back).map(|(a, b)| a - b).collect();
+        Self { rows: row_errors(&error, h, columns) }
+    }
+    /// `tr(E H Eᵀ)`.
+    pub fn error(&self) -> f64 {
+        self.rows.iter().sum()
+    }
+    /// `½ Σ gᵢ (E H Eᵀ)ᵢᵢ`: the expected rise of the loss when `g` holds the mean squared gradients of the outputs
+    /// (diagonal of the empirical Fisher matrix in output space).
+    pub fn loss(&self, output_gradients: &[f32]) -> f64 {
+        0.5 * self.rows.iter().zip(output_gradients).map(|(e, g)| e * f64::from(*g)).sum::<f64>()
+    }
+}
+
+/// The values after storing them as `ty`.
+pub(super) fn round_trip(
+    ty: TensorType,
+    values: &[f32],
+    columns: usize,
+    importance: Option<&[f32]>,
+) -> Result<Vec<f32>, CodecError> {
+    let bytes = codec::quantize(ty, values, columns, importance)?;
+    codec::dequantize(ty, &bytes, values.len())
+}
