@@ -16,6 +16,7 @@ mod python;
 mod smtp;
 mod test;
 mod tidy;
+mod vocab;
 
 use clap::{Parser, Subcommand};
 
@@ -62,6 +63,9 @@ fn main() -> anyhow::Result<()> {
         Command::Model => {
             let models = model::ensure()?;
             println!("models are in {}", models.display());
+            if let Some(vocabularies) = vocab::ensure() {
+                println!("vocabularies are in {}", vocabularies.display());
+            }
             Ok(())
         }
     }

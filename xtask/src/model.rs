@@ -144,7 +144,8 @@ fn find(dir: &Path, suffix: &str) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-fn verify(path: &Path, sha256: &str) -> Result<()> {
+/// Whether a file has the SHA-256 it should have.
+pub fn verify(path: &Path, sha256: &str) -> Result<()> {
     let mut file = fs::File::open(path)?;
     let mut hash = Sha256::new();
     let mut buf = vec![0u8; 1 << 20];

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: all tests on SQLite and PostgreSQL, then the demo.
 
-use crate::{demo, model, postgres, process, python};
+use crate::{demo, model, postgres, process, python, vocab};
 use anyhow::Result;
 
 pub fn run(no_demo: bool) -> Result<()> {
@@ -15,6 +15,9 @@ pub fn run(no_demo: bool) -> Result<()> {
             tests.env("FLYWHEEL_TEST_POSTGRES_URL", c.url());
         }
         None => skipped(),
+    }
+    if let Some(vocabularies) = vocab::ensure() {
+        tests.env(vocab::VARIABLE, vocabularies);
     }
     if let Some(python) = python::ensure() {
         tests.env(python::VARIABLE, python);
