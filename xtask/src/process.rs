@@ -51,6 +51,16 @@ pub fn run_quiet(what: &str, command: &mut Command) -> Result<Vec<u8>> {
     Ok(out.stdout)
 }
 
+/// The path that an environment variable names, else what `made` answers; `None`, with a line that says what is left out,
+/// where it cannot be made.
+#[expect(clippy::print_stderr, reason = "a skipped suite must be seen")]
+pub fn or_skip(variable: &str, what: &str, made: impl FnOnce() -> Result<PathBuf>) -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os(variable) {
+        return Some(named.into());
+    }
+    made().inspect_err(|e| eprintln!("skipped: {what} ({e:#})")).ok()
+}
+
 /// A spinner for anything longer than two seconds.
 pub fn spinner(what: &str) -> ProgressBar {
     let bar = ProgressBar::new_spinner();

@@ -12,18 +12,8 @@ use std::process::Command;
 pub const VARIABLE: &str = "PYTHON";
 
 /// The Python that `PYTHON` names, else one that has everything; `None`, with a line that says so, where it cannot be made.
-#[expect(clippy::print_stderr, reason = "a skipped suite must be seen")]
 pub fn ensure() -> Option<PathBuf> {
-    if let Some(named) = std::env::var_os(VARIABLE) {
-        return Some(named.into());
-    }
-    match made() {
-        Ok(python) => Some(python),
-        Err(e) => {
-            eprintln!("skipped: what is compared with programs in Python ({e:#})");
-            None
-        }
-    }
+    process::or_skip(VARIABLE, "what is compared with programs in Python", made)
 }
 
 fn made() -> Result<PathBuf> {

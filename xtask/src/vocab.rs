@@ -2,7 +2,7 @@
 //! Python binding. Tests of the inference crate compare with them; without them they say so and pass.
 
 use crate::model;
-use crate::process::run_quiet;
+use crate::process::{or_skip, run_quiet};
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,18 +17,8 @@ const INSIDE: &str = "*/vendor/llama.cpp/models/ggml-vocab-*";
 pub const VARIABLE: &str = "FLYWHEEL_VOCABULARIES";
 
 /// The folder with the vocabularies; `None`, with a line that says so, where they cannot be had.
-#[expect(clippy::print_stderr, reason = "a skipped suite must be seen")]
 pub fn ensure() -> Option<PathBuf> {
-    if let Some(named) = std::env::var_os(VARIABLE) {
-        return Some(named.into());
-    }
-    match fetched() {
-        Ok(folder) => Some(folder),
-        Err(e) => {
-            eprintln!("skipped: token ids beside those of llama.cpp ({e:#})");
-            None
-        }
-    }
+    or_skip(VARIABLE, "token ids beside those of llama.cpp", fetched)
 }
 
 fn fetched() -> Result<PathBuf> {
