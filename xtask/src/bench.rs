@@ -5,6 +5,7 @@ mod import;
 mod ingest;
 mod jobs;
 mod peer;
+mod quant;
 mod query;
 mod reconnect;
 mod restart;
@@ -33,6 +34,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "import", package: "flywheel-tests", example: "otlp_load", drive: Some(import::drive) },
     Bench { name: "reconnect", package: "flywheel-tests", example: "reconnect", drive: Some(reconnect::drive) },
     Bench { name: "query", package: "flywheel-lake", example: "bulk_load", drive: Some(query::drive) },
+    Bench { name: "quant", package: "flywheel-inference", example: "quant_quality", drive: Some(quant::drive) },
     Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
 ];
 

@@ -10,10 +10,12 @@ mod affine;
 mod layout;
 mod legacy;
 mod nonlinear;
+mod refit;
 mod search;
 mod superblock;
 
 pub use layout::{decode_block, pack};
+pub(crate) use refit::has_minimum;
 pub use search::Grid;
 
 use crate::gguf::TensorType;

@@ -36,14 +36,20 @@ impl Grid {
         let level = if step == 0.0 { 0.0 } else { nearest((x + self.min[s]) / step) } as i32 + self.zero;
         level.clamp(self.lowest, self.highest) as i8
     }
+    /// The multiple of its step that a level stands for.
+    #[must_use]
+    pub fn unit(&self, level: i8) -> f32 {
+        match self.codebook {
+            Some(codebook) => f32::from(codebook[level as usize & 15]),
+            None => (i32::from(level) - self.zero) as f32,
+        }
+    }
     /// Value of level `level` for weight `i`.
     #[must_use]
     pub fn value(&self, i: usize, level: i8) -> f32 {
         let s = i / self.sub_len;
-        if let Some(codebook) = self.codebook {
-            return self.step[s] * f32::from(codebook[level as usize & 15]);
-        }
-        self.step[s] * (i32::from(level) - self.zero) as f32 - self.min[s]
+        let product = self.step[s] * self.unit(level);
+        if self.codebook.is_some() { product } else { product - self.min[s] }
     }
     /// Nearest levels of a whole block, the same as [`Grid::level`] for each.
     pub fn round(&self, x: &[f32], levels: &mut [i8]) {

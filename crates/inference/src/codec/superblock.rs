@@ -6,6 +6,7 @@ use super::{
     legacy::half,
     search::{self, Grid, nearest},
 };
+use half::f16;
 
 const N: usize = 256;
 const SUB: usize = 32;
@@ -43,6 +44,28 @@ pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
     header[2..4].copy_from_slice(&dmin.to_le_bytes());
     header[4..16].copy_from_slice(&pack_six_bits(&sc, &mn));
     Fit { grid, header }
+}
+
+/// Q4_K, Q5_K: scale and minimum of sub-block `s` as near to these as six bits of the block's steps allow.
+pub(super) fn set_affine(fit: &mut Fit, s: usize, step: f32, min: f32) {
+    let part = |at: usize| f16::from_le_bytes([fit.header[at], fit.header[at + 1]]).to_f32();
+    let (d, dmin) = (part(0), part(2));
+    let (mut sc, mut mn) = ([0u8; SUBS], [0u8; SUBS]);
+    for j in 0..SUBS {
+        (sc[j], mn[j]) = unpack_six_bits(&fit.header[4..16], j);
+    }
+    (sc[s], mn[s]) = (six_bits(step, d), six_bits(min, dmin));
+    fit.grid.step[s] = d * f32::from(sc[s]);
+    fit.grid.min[s] = dmin * f32::from(mn[s]);
+    fit.header[4..16].copy_from_slice(&pack_six_bits(&sc, &mn));
+}
+
+/// Q6_K: scale of sub-block `s` as near to `step` as eight bits of the block's step allow.
+pub(super) fn set_symmetric(fit: &mut Fit, s: usize, step: f32) {
+    let d = f16::from_le_bytes([fit.header[16], fit.header[17]]).to_f32();
+    let q = if d == 0.0 { 0 } else { nearest(step / d).clamp(-128.0, 127.0) as i8 };
+    fit.grid.step[s] = d * f32::from(q);
+    fit.header[s] = q.cast_unsigned();
 }
 
 fn six_bits(x: f32, step: f32) -> u8 {

@@ -5,7 +5,8 @@
 //! reached; or by falling diagonal of H, where all scales are fitted before ("static groups"), since a GGUF file
 //! stores no permutation.
 
-use crate::codec::{self, Fit};
+use super::coded::{Coded, CodedRow, fits};
+use crate::codec;
 use crate::gguf::TensorType;
 use crate::linalg::{Operand, cholesky, gemm, invert_lower};
 use rayon::prelude::*;
@@ -47,17 +48,27 @@ impl Compensation {
         })
     }
 
-    /// Stores `values` (rows of `n`) as `ty`, whose blocks divide `n`.
-    pub fn quantize(&self, ty: TensorType, values: &[f32], importance: &[f32]) -> Vec<u8> {
+    /// `rows (H + damping)⁻¹` for rows of `n`; only of columns as stored.
+    pub fn solve(&self, rows: &[f32]) -> Vec<f32> {
+        debug_assert!(!self.fixed_scales);
+        let (n, m) = (self.n, rows.len() / self.n);
+        let (mut half, mut out) = (vec![0.0; rows.len()], vec![0.0; rows.len()]);
+        gemm(m, n, n, rows, n, Operand::transposed(&self.upper, n), &mut half, n, false);
+        gemm(m, n, n, &half, n, Operand::rows(&self.upper, n), &mut out, n, false);
+        out
+    }
+
+    /// Codes `values` (rows of `n`) as `ty`, whose blocks divide `n`.
+    pub fn quantize(&self, ty: TensorType, values: &[f32], importance: &[f32]) -> Coded {
         let n = self.n;
         let rows = values.len() / n;
         let mut work = vec![0.0; values.len()];
         work.par_chunks_exact_mut(n).zip(values.par_chunks_exact(n)).for_each(|(work, row)| {
             work.iter_mut().zip(&self.order).for_each(|(w, j)| *w = row[*j]);
         });
-        let mut states: Vec<Row> = values
+        let mut states: Vec<CodedRow> = values
             .par_chunks_exact(n)
-            .map(|row| Row {
+            .map(|row| CodedRow {
                 levels: vec![0; n],
                 fits: if self.fixed_scales { fits(ty, row, importance) } else { Vec::new() },
             })
@@ -75,10 +86,7 @@ impl Compensation {
                 gemm(rows, rest, size, &errors[..rows * size], size, behind, &mut work[end..], n, true);
             }
         }
-        let row_bytes = n / ty.block_len() * ty.block_bytes();
-        let mut out = vec![0; rows * row_bytes];
-        out.par_chunks_exact_mut(row_bytes).zip(&states).for_each(|(out, state)| state.pack(ty, out));
-        out
+        Coded::new(ty, n, states)
     }
 
     /// Rounds the columns from `from` on, one for each of `errors`; these become the negative compensated errors.
@@ -87,7 +95,7 @@ impl Compensation {
         ty: TensorType,
         from: usize,
         work: &mut [f32],
-        state: &mut Row,
+        state: &mut CodedRow,
         errors: &mut [f32],
         importance: &[f32],
     ) {
@@ -107,25 +115,6 @@ impl Compensation {
             work[at + 1..end].iter_mut().zip(&factors[1..]).for_each(|(w, u)| *w += error * u);
         }
     }
-}
-
-struct Row {
-    levels: Vec<i8>,
-    fits: Vec<Fit>,
-}
-
-impl Row {
-    fn pack(&self, ty: TensorType, out: &mut [u8]) {
-        let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(self.levels.chunks_exact(ty.block_len()));
-        for ((out, levels), fit) in blocks.zip(&self.fits) {
-            codec::pack(ty, fit, levels, out);
-        }
-    }
-}
-
-fn fits(ty: TensorType, row: &[f32], importance: &[f32]) -> Vec<Fit> {
-    let n = ty.block_len();
-    row.chunks_exact(n).zip(importance.chunks_exact(n)).map(|(x, w)| codec::fit(ty, x, Some(w))).collect()
 }
 
 /// `U` of the damped matrix in the given order of columns. With rows and columns reversed, the factor of the inverse is
@@ -153,13 +142,13 @@ fn upper_factor(h: &[f32], n: usize, order: &[usize], damping: f32) -> Option<Ve
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::calibrate::{Hessian, row_errors};
     use crate::model::tests::noise;
 
     /// Second moments of inputs that are strongly correlated.
-    fn moments(n: usize) -> Vec<f32> {
+    pub fn moments(n: usize) -> Vec<f32> {
         let (m, base) = (4 * n, noise(4 * n * 8, 5, 1.0));
         let (mix, own) = (noise(8 * n, 6, 1.0), noise(m * n, 7, 0.3));
         let x: Vec<f32> = (0..m * n)
@@ -187,7 +176,7 @@ mod tests {
             for ty in TensorType::ALL.into_iter().filter(|t| t.is_quantized()) {
                 let plain = codec::quantize(ty, &values, n, Some(&importance)).unwrap();
                 let (rtn, gptq) = (error(ty, &values, &plain, &h, n), {
-                    let bytes = c.quantize(ty, &values, &importance);
+                    let bytes = c.quantize(ty, &values, &importance).pack();
                     error(ty, &values, &bytes, &h, n)
                 });
                 assert!(gptq < 0.6 * rtn, "{ty} {order:?}: {gptq} and {rtn}");
@@ -218,6 +207,20 @@ mod tests {
     }
 
     #[test]
+    fn solving_undoes_the_damped_matrix() {
+        let n = 70;
+        let h = moments(n);
+        let c = Compensation::new(&h, n, Order::Stored).unwrap();
+        let add = c.damping * (0..n).map(|j| h[j * n + j]).sum::<f32>() / n as f32;
+        let x = noise(2 * n, 4, 1.0);
+        let times = |row: &[f32]| -> Vec<f32> {
+            (0..n).map(|k| (0..n).map(|j| row[j] * h[j * n + k]).sum::<f32>() + add * row[k]).collect()
+        };
+        let product: Vec<f32> = x.chunks(n).flat_map(times).collect();
+        assert!(c.solve(&product).iter().zip(&x).all(|(a, b)| (a - b).abs() < 1e-2));
+    }
+
+    #[test]
     fn uncorrelated_inputs_leave_nothing_to_compensate() {
         let n = 64;
         let mut h = vec![0.0; n * n];
@@ -226,7 +229,7 @@ mod tests {
         let plain = codec::quantize(TensorType::Q4_1, &values, n, Some(&importance)).unwrap();
         for order in [Order::Stored, Order::Diagonal] {
             let c = Compensation::new(&h, n, order).unwrap();
-            assert_eq!(c.quantize(TensorType::Q4_1, &values, &importance), plain);
+            assert_eq!(c.quantize(TensorType::Q4_1, &values, &importance).pack(), plain);
         }
     }
 

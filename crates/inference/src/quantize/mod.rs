@@ -5,6 +5,7 @@
 
 mod awq;
 mod budget;
+mod coded;
 mod error;
 mod fold;
 mod gptq;
@@ -12,9 +13,11 @@ mod imatrix;
 mod inputs;
 mod knapsack;
 mod legacy_imatrix;
+mod matrix;
 pub mod npu;
 mod parts;
 mod profile;
+mod refine;
 mod report;
 mod run;
 mod sensitivity;

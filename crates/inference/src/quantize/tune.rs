@@ -32,6 +32,10 @@ pub struct TuneOptions {
     pub fold: bool,
     /// Compensate rounding errors within rows.
     pub compensate: bool,
+    /// Aim at the outputs of the base model: make up for what the blocks before changed. Needs `compensate`.
+    pub correct: bool,
+    /// Lower the error of what was compensated further, scales and levels in turn.
+    pub refine: bool,
     /// Types of single tensors, by name.
     pub overrides: BTreeMap<String, TensorType>,
     /// The least type of single tensors under a budget, instead of Q6_K for what makes the logits and none for others.
@@ -50,6 +54,8 @@ impl TuneOptions {
             goal,
             fold: true,
             compensate: true,
+            correct: true,
+            refine: true,
             overrides: BTreeMap::new(),
             floors: BTreeMap::new(),
             allow_requantize: false,
@@ -118,15 +124,15 @@ fn by_profile(base: &Gguf, profile: Profile, overrides: &BTreeMap<String, Tensor
 /// Digest of everything that decides the bytes of a block.
 fn fingerprint(base: &Gguf, texts: &[Vec<u32>], options: &TuneOptions) -> String {
     let mut hash = Sha256::new();
-    hash.update(concat!("1 ", env!("CARGO_PKG_VERSION")));
+    hash.update(concat!("2 ", env!("CARGO_PKG_VERSION")));
     hash.update(base_digest(base));
     for text in texts {
         hash.update((text.len() as u64).to_le_bytes());
         text.iter().for_each(|t| hash.update(t.to_le_bytes()));
     }
-    let TuneOptions { goal, fold, compensate, overrides, floors, .. } = options;
+    let TuneOptions { goal, fold, compensate, correct, refine, overrides, floors, .. } = options;
     // Debug text of plain names and numbers: complete, and stable within a version.
-    hash.update(format!("{goal:?} {fold} {compensate} {overrides:?} {floors:?}"));
+    hash.update(format!("{goal:?} {fold} {compensate} {correct} {refine} {overrides:?} {floors:?}"));
     hex::encode(hash.finalize())
 }
 
