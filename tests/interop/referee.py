@@ -132,7 +132,8 @@ def fetch():
 
 def library():
     bins = fetch()
-    c.CDLL(str(bins / "libggml-base.so"), mode=c.RTLD_GLOBAL)
+    base = c.CDLL(str(bins / "libggml-base.so"), mode=c.RTLD_GLOBAL)
+    base.ggml_log_set(SILENT, None)
     ggml = c.CDLL(str(next(bins.glob("libggml.v*.so"))), mode=c.RTLD_GLOBAL)
     llama = c.CDLL(str(next(bins.glob("libllama.v*.so"))), mode=c.RTLD_GLOBAL)
     ggml.ggml_backend_load_all_from_path(f"{bins}/".encode())
@@ -298,7 +299,7 @@ def main():
     command.add_argument("--json", required=True)
     command.add_argument("--windows", type=int, default=16)
     command.add_argument("--window", type=int, default=256)
-    command.add_argument("--threads", type=int, default=2)
+    command.add_argument("--threads", type=int, default=1, help="more wait for each other on a busy machine")
     command.set_defaults(run=score)
     args = parser.parse_args()
     args.run(args)

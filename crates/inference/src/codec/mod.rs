@@ -179,7 +179,8 @@ pub fn fit(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
     }
 }
 
-fn check_weights(ty: TensorType, weights: &[f32]) -> Result<(), CodecError> {
+/// Refuses what [`quantize`] refuses of values.
+pub(crate) fn check_weights(ty: TensorType, weights: &[f32]) -> Result<(), CodecError> {
     let limit = match ty {
         TensorType::F32 | TensorType::BF16 => f32::MAX,
         _ => f16::MAX.to_f32(),

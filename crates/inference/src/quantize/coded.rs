@@ -58,22 +58,19 @@ impl Coded {
     }
 }
 
-/// Scales of all blocks of a row, weighted by importance.
-pub(super) fn fits(ty: TensorType, row: &[f32], importance: &[f32]) -> Vec<Fit> {
-    let n = ty.block_len();
-    row.chunks_exact(n).zip(importance.chunks_exact(n)).map(|(x, w)| codec::fit(ty, x, Some(w))).collect()
-}
-
 impl Coded {
     /// Nearest levels on scales weighted by importance.
     pub fn nearest(ty: TensorType, values: &[f32], importance: &[f32]) -> Self {
         let (n, block) = (importance.len(), ty.block_len());
         let rows = values.par_chunks_exact(n).map(|row| {
-            let fits = fits(ty, row, importance);
             let mut levels = vec![0; n];
-            for ((x, levels), fit) in row.chunks_exact(block).zip(levels.chunks_exact_mut(block)).zip(&fits) {
+            let parts = row.chunks_exact(block).zip(importance.chunks_exact(block)).zip(levels.chunks_exact_mut(block));
+            let fits = parts.map(|((x, w), levels)| {
+                let fit = codec::fit(ty, x, Some(w));
                 fit.grid.round(x, levels);
-            }
+                fit
+            });
+            let fits = fits.collect();
             CodedRow { levels, fits }
         });
         Self { ty, columns: n, rows: rows.collect() }

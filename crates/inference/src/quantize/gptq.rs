@@ -5,7 +5,7 @@
 //! reached; or by falling diagonal of H, where all scales are fitted before ("static groups"), since a GGUF file
 //! stores no permutation.
 
-use super::coded::{Coded, CodedRow, fits};
+use super::coded::{Coded, CodedRow};
 use crate::codec;
 use crate::gguf::TensorType;
 use crate::linalg::{Operand, cholesky, gemm, invert_lower};
@@ -58,21 +58,18 @@ impl Compensation {
         out
     }
 
-    /// Codes `values` (rows of `n`) as `ty`, whose blocks divide `n`.
-    pub fn quantize(&self, ty: TensorType, values: &[f32], importance: &[f32]) -> Coded {
+    /// Codes `values` (rows of `n`) with the type of `nearest`, and with its scales where the order needs fixed ones.
+    pub fn quantize(&self, nearest: &Coded, values: &[f32], importance: &[f32]) -> Coded {
+        let ty = nearest.ty();
         let n = self.n;
         let rows = values.len() / n;
         let mut work = vec![0.0; values.len()];
         work.par_chunks_exact_mut(n).zip(values.par_chunks_exact(n)).for_each(|(work, row)| {
             work.iter_mut().zip(&self.order).for_each(|(w, j)| *w = row[*j]);
         });
-        let mut states: Vec<CodedRow> = values
-            .par_chunks_exact(n)
-            .map(|row| CodedRow {
-                levels: vec![0; n],
-                fits: if self.fixed_scales { fits(ty, row, importance) } else { Vec::new() },
-            })
-            .collect();
+        let scales = |row: &CodedRow| if self.fixed_scales { row.fits.clone() } else { Vec::new() };
+        let mut states: Vec<CodedRow> =
+            nearest.rows.par_iter().map(|row| CodedRow { levels: vec![0; n], fits: scales(row) }).collect();
         let step = if self.fixed_scales { STEP } else { ty.block_len().max(STEP.next_multiple_of(ty.block_len())) };
         let mut errors = vec![0.0; rows * step.min(n)];
         for from in (0..n).step_by(step) {
@@ -176,7 +173,8 @@ pub(super) mod tests {
             for ty in TensorType::ALL.into_iter().filter(|t| t.is_quantized()) {
                 let plain = codec::quantize(ty, &values, n, Some(&importance)).unwrap();
                 let (rtn, gptq) = (error(ty, &values, &plain, &h, n), {
-                    let bytes = c.quantize(ty, &values, &importance).pack();
+                    let nearest = Coded::nearest(ty, &values, &importance);
+                    let bytes = c.quantize(&nearest, &values, &importance).pack();
                     error(ty, &values, &bytes, &h, n)
                 });
                 assert!(gptq < 0.6 * rtn, "{ty} {order:?}: {gptq} and {rtn}");
@@ -227,9 +225,11 @@ pub(super) mod tests {
         (0..n).for_each(|j| h[j * n + j] = 1.0 + j as f32);
         let (values, importance) = (noise(4 * n, 9, 0.1), (0..n).map(|j| h[j * n + j]).collect::<Vec<_>>());
         let plain = codec::quantize(TensorType::Q4_1, &values, n, Some(&importance)).unwrap();
+        let nearest = Coded::nearest(TensorType::Q4_1, &values, &importance);
+        assert_eq!(nearest.pack(), plain);
         for order in [Order::Stored, Order::Diagonal] {
             let c = Compensation::new(&h, n, order).unwrap();
-            assert_eq!(c.quantize(TensorType::Q4_1, &values, &importance).pack(), plain);
+            assert_eq!(c.quantize(&nearest, &values, &importance).pack(), plain);
         }
     }
 

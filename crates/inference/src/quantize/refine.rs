@@ -15,8 +15,8 @@ use rayon::prelude::*;
 const SWEEPS: usize = 2;
 /// Passes over a sub-block before what changed is carried to the rest of the row.
 const ROUNDS: usize = 2;
-/// Rows that share what is read of H.
-const GROUP: usize = 8;
+/// Rows whose changes are carried on together, by one matrix product.
+const GROUP: usize = 32;
 /// Longest sub-block.
 const MAX_SUB: usize = 32;
 
@@ -37,18 +37,14 @@ impl Coded {
 /// One sweep over some rows; `slopes` holds `e H` of each.
 fn refine_rows(ty: TensorType, rows: &mut [CodedRow], slopes: &mut [f32], h: &[f32], n: usize) {
     let Some(sub) = rows.first().and_then(|r| r.fits.first()).map(|f| f.grid.sub_len) else { return };
-    let mut moved = [[0.0f32; MAX_SUB]; GROUP];
+    let mut fallen = [[0.0f32; MAX_SUB]; GROUP];
     for from in (0..n).step_by(sub) {
         let local = Local { ty, from, sub, h, n };
-        for ((row, slope), moved) in rows.iter_mut().zip(slopes.chunks_exact_mut(n)).zip(&mut moved) {
-            local.descend(row, &slope[from..from + sub], moved);
+        for ((row, slope), fallen) in rows.iter_mut().zip(slopes.chunks_exact_mut(n)).zip(&mut fallen) {
+            local.descend(row, &slope[from..from + sub], fallen);
         }
-        for i in 0..sub {
-            let h_row = &h[(from + i) * n..][..n];
-            for (slope, moved) in slopes.chunks_exact_mut(n).zip(&moved).filter(|(_, m)| m[i] != 0.0) {
-                slope.iter_mut().zip(h_row).for_each(|(s, h)| *s -= moved[i] * h);
-            }
-        }
+        let behind = Operand::rows(&h[from * n..], n);
+        gemm(rows.len(), n, sub, fallen.as_flattened(), MAX_SUB, behind, slopes, n, true);
     }
 }
 
@@ -67,17 +63,17 @@ impl Local<'_> {
         &self.h[(self.from + i) * self.n + self.from..][..self.sub]
     }
 
-    /// Changes scales and levels; `moved` becomes by how much each value rose.
-    fn descend(&self, row: &mut CodedRow, slope: &[f32], moved: &mut [f32; MAX_SUB]) {
+    /// Changes scales and levels; `fallen` becomes by how much each value fell.
+    fn descend(&self, row: &mut CodedRow, slope: &[f32], fallen: &mut [f32; MAX_SUB]) {
         let block = self.ty.block_len();
         let (fit, at) = (&mut row.fits[self.from / block], self.from % block);
         let levels = &mut row.levels[self.from..self.from + self.sub];
         let mut local = [0.0f32; MAX_SUB];
         local[..self.sub].copy_from_slice(slope);
-        moved.fill(0.0);
+        fallen.fill(0.0);
         for _ in 0..ROUNDS {
-            let scaled = self.rescale(fit, at, levels, &mut local, moved);
-            let relevelled = self.relevel(fit, at, levels, &mut local, moved);
+            let scaled = self.rescale(fit, at, levels, &mut local, fallen);
+            let relevelled = self.relevel(fit, at, levels, &mut local, fallen);
             if !(scaled || relevelled) {
                 break;
             }
@@ -90,7 +86,7 @@ impl Local<'_> {
         at: usize,
         levels: &mut [i8],
         slope: &mut [f32; MAX_SUB],
-        moved: &mut [f32; MAX_SUB],
+        fallen: &mut [f32; MAX_SUB],
     ) -> bool {
         let mut any = false;
         for i in 0..self.sub {
@@ -103,7 +99,7 @@ impl Local<'_> {
             if level != levels[i] {
                 let by = fit.grid.value(at + i, level) - now;
                 levels[i] = level;
-                moved[i] += by;
+                fallen[i] -= by;
                 slope.iter_mut().zip(h).for_each(|(s, h)| *s -= by * h);
                 any = true;
             }
@@ -118,7 +114,7 @@ impl Local<'_> {
         at: usize,
         levels: &[i8],
         slope: &mut [f32; MAX_SUB],
-        moved: &mut [f32; MAX_SUB],
+        fallen: &mut [f32; MAX_SUB],
     ) -> bool {
         let s = at / self.sub;
         let mut units = [0.0f32; MAX_SUB];
@@ -136,7 +132,7 @@ impl Local<'_> {
         *fit = next;
         for i in 0..self.sub {
             let by = d_step * units[i] - d_min;
-            moved[i] += by;
+            fallen[i] -= by;
             slope.iter_mut().zip(self.h_row(i)).for_each(|(s, h)| *s -= by * h);
         }
         true
@@ -217,7 +213,7 @@ mod tests {
         let compensation = Compensation::new(&h, n, Order::Stored).unwrap();
         for ty in TensorType::ALL.into_iter().filter(|t| t.is_quantized()) {
             let nearest = Coded::nearest(ty, &values, &importance);
-            let compensated = compensation.quantize(ty, &values, &importance);
+            let compensated = compensation.quantize(&nearest, &values, &importance);
             for (mut coded, at_most) in [(nearest, 0.6), (compensated, 0.97)] {
                 let before = error(&values, &coded, &h);
                 coded.refine(&values, &h);
