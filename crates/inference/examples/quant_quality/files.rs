@@ -84,30 +84,27 @@ impl Maker<'_> {
             let windows = self.texts.calibration(text, &tokenizer);
             let found = calibrate(&base, &windows, &mut |_, _| ControlFlow::Continue(()))?;
             let imatrix = found.imatrix(vec![text.to_owned()])?;
-            let file = self.base.with_extension(format!("{text}.imatrix"));
+            let label = format!("stock, imatrix of {text}");
+            let file = (self.path)(&Made { label: label.clone(), bytes: 0, seconds: 0.0 }).with_extension("imatrix");
             imatrix.write(&file)?;
-            files.push(self.make(format!("stock, imatrix of {text}"), |out| {
-                judge::quantize(self.base, out, profile.file_type(), Some(&file))
-            })?);
+            files.push(self.make(label, |out| judge::quantize(self.base, out, profile.file_type(), Some(&file)))?);
             last = Some((imatrix, windows));
         }
         let (imatrix, windows) = last.ok_or("no calibration text")?;
         files.push(self.rounded(&base, "ours, rounded", None)?);
         files.push(self.rounded(&base, "ours, imatrix", Some(imatrix))?);
-        let steps = |fold, compensate, correct, refine| TuneOptions {
+        let steps = |fold, compensate, refine| TuneOptions {
             fold,
             compensate,
-            correct,
             refine,
             ..TuneOptions::new(Goal::Profile(profile))
         };
         let budget = files.iter().find(|f| f.label == SAME_TEXT).map_or(0, |f| f.bytes);
         let mut tuned = vec![
-            ("ours, imatrix + AWQ", steps(true, false, false, false)),
-            ("ours, imatrix + GPTQ", steps(false, true, false, false)),
-            ("ours, imatrix + AWQ + GPTQ", steps(true, true, false, false)),
-            ("ours, AWQ + GPTQ + descent", steps(true, true, false, true)),
-            (ALL_STEPS, steps(true, true, true, true)),
+            ("ours, imatrix + AWQ", steps(true, false, false)),
+            ("ours, imatrix + GPTQ", steps(false, true, false)),
+            ("ours, imatrix + AWQ + GPTQ", steps(true, true, false)),
+            (ALL_STEPS, steps(true, true, true)),
             (BUDGET, TuneOptions::new(Goal::Budget(budget))),
         ];
         if let Base::OffGrid(_) = self.case.base {

@@ -25,14 +25,9 @@ impl Hessian {
 
     /// Adds the outer products of finite rows.
     pub fn add(&mut self, rows: &[f32]) {
-        self.add_products(rows, rows);
-    }
-
-    /// Adds the outer products `l rᵀ` of finite rows of the same number: second moments of two different inputs.
-    pub fn add_products(&mut self, left: &[f32], rows: &[f32]) {
         let (n, m) = (self.size, rows.len() / self.size.max(1));
         let mut columns = vec![0.0; rows.len()];
-        for (i, row) in left.chunks_exact(n).enumerate() {
+        for (i, row) in rows.chunks_exact(n).enumerate() {
             for (j, v) in row.iter().enumerate() {
                 columns[j * m + i] = *v;
             }

@@ -2,13 +2,9 @@
 
 use crate::gguf::Gguf;
 use crate::model::{Decoder, ModelConfig, ModelError, Site, Step};
-use std::collections::BTreeMap;
 
 /// Gets the number of a text, a site and the rows there.
 pub(crate) type See<'a> = dyn FnMut(usize, Site, &[f32]) -> Result<(), ModelError> + 'a;
-
-/// The same with the rows of another stream at the same place.
-pub(crate) type SeeBoth<'a> = dyn FnMut(usize, Site, &[f32], &[f32]) -> Result<(), ModelError> + 'a;
 
 /// Calibration texts on their way through a model.
 pub(crate) struct Stream<'a> {
@@ -66,27 +62,6 @@ impl<'a> Stream<'a> {
     pub fn look(&self, block: &Decoder, see: &mut See<'_>) -> Result<(), ModelError> {
         for (i, text) in self.texts.iter().enumerate() {
             self.run(block, i, text, see)?;
-        }
-        Ok(())
-    }
-
-    /// [`Stream::look`] at this stream and, at the same place, at `other`, which moves behind the block.
-    ///
-    /// # Errors
-    /// What `see` returned.
-    pub fn look_beside(
-        &self,
-        other: &mut Stream<'_>,
-        block: &Decoder,
-        see: &mut SeeBoth<'_>,
-    ) -> Result<(), ModelError> {
-        for (i, text) in self.texts.iter().enumerate() {
-            let mut theirs = BTreeMap::new();
-            other.hidden[i] = other.run(block, i, text, &mut |_, site, rows| {
-                theirs.insert(site, rows.to_vec());
-                Ok(())
-            })?;
-            self.run(block, i, text, &mut |i, site, rows| see(i, site, rows, &theirs[&site]))?;
         }
         Ok(())
     }

@@ -212,7 +212,7 @@ pub(super) fn measure(
     }
     let tensor = base.tensor(output_tensor(base))?;
     if !options.overrides.contains_key(&tensor.name) {
-        let input = output_input(base, config, &stream, None)?;
+        let input = output_input(base, config, &stream)?;
         let gradient = output_square(gradients, None);
         let values = base.dequantize(tensor)?;
         out.push(candidates(tensor, &values, &input, &gradient, options, Some(TensorType::Q6K))?);

@@ -48,16 +48,6 @@ impl Compensation {
         })
     }
 
-    /// `rows (H + damping)⁻¹` for rows of `n`; only of columns as stored.
-    pub fn solve(&self, rows: &[f32]) -> Vec<f32> {
-        debug_assert!(!self.fixed_scales);
-        let (n, m) = (self.n, rows.len() / self.n);
-        let (mut half, mut out) = (vec![0.0; rows.len()], vec![0.0; rows.len()]);
-        gemm(m, n, n, rows, n, Operand::transposed(&self.upper, n), &mut half, n, false);
-        gemm(m, n, n, &half, n, Operand::rows(&self.upper, n), &mut out, n, false);
-        out
-    }
-
     /// Codes `values` (rows of `n`) with the type of `nearest`, and with its scales where the order needs fixed ones.
     pub fn quantize(&self, nearest: &Coded, values: &[f32], importance: &[f32]) -> Coded {
         let ty = nearest.ty();
@@ -202,20 +192,6 @@ pub(super) mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn solving_undoes_the_damped_matrix() {
-        let n = 70;
-        let h = moments(n);
-        let c = Compensation::new(&h, n, Order::Stored).unwrap();
-        let add = c.damping * (0..n).map(|j| h[j * n + j]).sum::<f32>() / n as f32;
-        let x = noise(2 * n, 4, 1.0);
-        let times = |row: &[f32]| -> Vec<f32> {
-            (0..n).map(|k| (0..n).map(|j| row[j] * h[j * n + k]).sum::<f32>() + add * row[k]).collect()
-        };
-        let product: Vec<f32> = x.chunks(n).flat_map(times).collect();
-        assert!(c.solve(&product).iter().zip(&x).all(|(a, b)| (a - b).abs() < 1e-2));
     }
 
     #[test]

@@ -15,18 +15,14 @@ pub(super) struct Input {
     pub h: Vec<f32>,
     /// Mean squares, with zeros filled.
     pub importance: Vec<f32>,
-    /// Mean of `(b − x) xᵀ`, with `b` what enters there in the base model; `None` where that is `x`.
-    pub drift: Option<Vec<f32>>,
 }
 
 impl Input {
     /// The same inputs with channels divided by `columns`.
     pub fn divide(&mut self, columns: &[f32]) {
         let n = columns.len();
-        for moments in [Some(&mut self.h), self.drift.as_mut()].into_iter().flatten() {
-            for (i, row) in moments.chunks_exact_mut(n).enumerate() {
-                row.iter_mut().zip(columns).for_each(|(v, s)| *v /= columns[i] * s);
-            }
+        for (i, row) in self.h.chunks_exact_mut(n).enumerate() {
+            row.iter_mut().zip(columns).for_each(|(v, s)| *v /= columns[i] * s);
         }
         self.importance.iter_mut().zip(columns).for_each(|(v, s)| *v /= s * s);
     }
@@ -51,62 +47,20 @@ pub(super) fn inputs(
     Ok(sums.into_iter().map(|(site, (stats, h))| (site, input(stats, h))).collect())
 }
 
-/// [`inputs`], and how they differ from those of the base model, whose stream moves behind the block.
-pub(super) fn inputs_beside(
-    stream: &Stream<'_>,
-    base: &mut Stream<'_>,
-    block: &Decoder,
-    config: &ModelConfig,
-    layer: usize,
-) -> Result<BTreeMap<Site, Input>, ModelError> {
-    let mut sums = BTreeMap::new();
-    stream.look_beside(base, block, &mut |text, site, rows, wanted| {
-        let first = readers(site)[0];
-        let n = first.shape(config).1;
-        let new = || (InputStats::new(n), Hessian::new(n), Hessian::new(n));
-        let (stats, h, drift) = sums.entry(site).or_insert_with(new);
-        stats.add(rows).map_err(|(column, value)| broken(&first.tensor(layer), text, column, value))?;
-        h.add(rows);
-        let away: Vec<f32> = wanted.iter().zip(rows).map(|(b, x)| b - x).collect();
-        drift.add_products(&away, rows);
-        Ok(())
-    })?;
-    let with_drift = |(stats, h, drift): (_, _, Hessian)| Input { drift: Some(drift.into_mean()), ..input(stats, h) };
-    Ok(sums.into_iter().map(|(site, sums)| (site, with_drift(sums))).collect())
-}
-
 fn input(stats: InputStats, h: Hessian) -> Input {
     let importance = super::filled(stats.mean_square());
-    Input { stats, h: h.into_mean(), importance, drift: None }
+    Input { stats, h: h.into_mean(), importance }
 }
 
-/// Inputs of the matrix that makes the logits, when the stream is behind the last block, and how they differ from those of
-/// the base model where its stream is given.
-pub(super) fn output_input(
-    base: &Gguf,
-    config: &ModelConfig,
-    stream: &Stream<'_>,
-    unchanged: Option<&Stream<'_>>,
-) -> Result<Input, ModelError> {
-    let n = config.width;
-    let (mut stats, mut h, mut drift) = (InputStats::new(n), Hessian::new(n), Hessian::new(n));
-    let mut wanted: Vec<Vec<f32>> = Vec::new();
-    if let Some(unchanged) = unchanged {
-        each_output_input(base, config, unchanged, &mut |_, rows| {
-            wanted.push(rows.to_vec());
-            Ok(())
-        })?;
-    }
+/// Inputs of the matrix that makes the logits, when the stream is behind the last block.
+pub(super) fn output_input(base: &Gguf, config: &ModelConfig, stream: &Stream<'_>) -> Result<Input, ModelError> {
+    let (mut stats, mut h) = (InputStats::new(config.width), Hessian::new(config.width));
     each_output_input(base, config, stream, &mut |text, rows| {
         stats.add(rows).map_err(|(column, value)| broken(output_tensor(base), text, column, value))?;
         h.add(rows);
-        if let Some(wanted) = wanted.get(text) {
-            let away: Vec<f32> = wanted.iter().zip(rows).map(|(b, x)| b - x).collect();
-            drift.add_products(&away, rows);
-        }
         Ok(())
     })?;
-    Ok(Input { drift: unchanged.map(|_| drift.into_mean()), ..input(stats, h) })
+    Ok(input(stats, h))
 }
 
 /// Finds and applies the folds of a block; `types` are those the matrices will have. Returns the scales by site.

@@ -10,15 +10,11 @@ use super::run::Run;
 use super::tuned::{Method, StepErrors, TunedTensor};
 use crate::codec::{self, CodecError};
 use crate::gguf::{TensorInfo, TensorType};
-use crate::linalg::{Operand, gemm};
 use std::borrow::Cow;
-
-/// Share of the regression on the changed input that is used: all of it would fit the calibration texts.
-const CORRECTION: f32 = 0.5;
 
 /// By how much correlations of inputs are taken to be smaller than on the calibration texts: other texts share the sizes of
 /// inputs more than what goes with what.
-const SHRINKAGE: f32 = 0.1;
+const SHRINKAGE: f32 = 0.3;
 
 /// A matrix with what enters it.
 pub(super) struct Work<'a> {
@@ -44,8 +40,7 @@ pub(super) struct Aids {
 impl Aids {
     pub fn of(input: &Input) -> Self {
         let n = input.importance.len();
-        let shrinkage = std::env::var("FW_SHRINK").ok().and_then(|v| v.parse().ok()).unwrap_or(SHRINKAGE);
-        let mut damped: Vec<f32> = input.h.iter().map(|v| v * (1.0 - shrinkage)).collect();
+        let mut damped: Vec<f32> = input.h.iter().map(|v| v * (1.0 - SHRINKAGE)).collect();
         (0..n).for_each(|j| damped[j * n + j] = input.h[j * n + j]);
         let both = [Order::Stored, Order::Diagonal].into_iter();
         let compensations: Vec<_> =
@@ -58,21 +53,6 @@ impl Aids {
             damped.clear();
         }
         Self { compensations, damped }
-    }
-
-    /// Weights whose outputs on the changed input are nearest to those of `values` on the input of the base model:
-    /// `W + c · W D (H + damping)⁻¹` with `D` the drift (the asymmetric calibration of GPTAQ, arXiv 2504.02692, as a
-    /// regression).
-    fn corrected(&self, values: &[f32], input: &Input) -> Option<Vec<f32>> {
-        let drift = input.drift.as_ref()?;
-        let (_, stored) = self.compensations.iter().find(|(order, _)| *order == Order::Stored)?;
-        let n = input.importance.len();
-        let rows = values.len() / n;
-        let mut product = vec![0.0; values.len()];
-        gemm(rows, n, n, values, n, Operand::rows(drift, n), &mut product, n, false);
-        let change = stored.solve(&product);
-        let c = std::env::var("FW_ALPHA").ok().and_then(|v| v.parse().ok()).unwrap_or(CORRECTION);
-        Some(values.iter().zip(change).map(|(w, d)| w + c * d).collect())
     }
 }
 
@@ -96,10 +76,8 @@ impl Run<'_> {
         let mut errors = unfolded_errors(ty, work).map_err(fail)?;
         let way = self.choose(ty, work, &ruler, &mut errors);
         let mut bytes = Vec::with_capacity(work.values.len() / ty.block_len() * ty.block_bytes());
-        for values in work.values.chunks(SLAB * n) {
-            let target = self.target(work, values);
-            codec::check_weights(ty, &target).map_err(fail)?;
-            bytes.extend(way.code(ty, &target, work).pack());
+        for rows in work.values.chunks(SLAB * n) {
+            bytes.extend(way.code(ty, rows, work).pack());
         }
         let report = TunedTensor {
             method: way.method(),
@@ -111,18 +89,10 @@ impl Run<'_> {
         Ok((bytes, report))
     }
 
-    /// What rows of the folded matrix are to be like on the input that they get.
-    fn target<'v>(&self, work: &Work<'_>, values: &'v [f32]) -> Cow<'v, [f32]> {
-        let corrected = if self.options.correct { work.aids.corrected(values, work.input) } else { None };
-        corrected.map_or(Cow::Borrowed(values), Cow::Owned)
-    }
-
     /// The way with the least error of the sampled rows; fills in the errors after folding.
     fn choose<'w>(&self, ty: TensorType, work: &Work<'w>, ruler: &Ruler<'_>, errors: &mut StepErrors) -> Way<'w> {
         let importance = &work.input.importance;
         let rows = ruler.sample(work.values);
-        errors.folded = ruler.error(&rows, &Coded::nearest(ty, &rows, importance).values());
-        let rows = self.target(work, &rows);
         let nearest = Coded::nearest(ty, &rows, importance);
         let error = |coded: &Coded| ruler.error(&rows, &coded.values());
         let mut best = (error(&nearest), nearest.clone(), Way { compensation: None, refine: false });
@@ -133,6 +103,7 @@ impl Run<'_> {
                 best = (error, coded, Way { compensation: Some(compensation), refine: false });
             }
         }
+        errors.folded = error(&nearest);
         let (compensated, mut coded, mut way) = best;
         (errors.compensated, errors.stored) = (compensated, compensated);
         if self.options.refine && !work.aids.damped.is_empty() {
@@ -185,15 +156,15 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    fn code(self, ty: TensorType, target: &[f32], work: &Work<'_>) -> Coded {
+    fn code(self, ty: TensorType, rows: &[f32], work: &Work<'_>) -> Coded {
         let importance = &work.input.importance;
-        let nearest = Coded::nearest(ty, target, importance);
+        let nearest = Coded::nearest(ty, rows, importance);
         let mut coded = match self.compensation {
-            Some((_, compensation)) => compensation.quantize(&nearest, target, importance),
+            Some((_, compensation)) => compensation.quantize(&nearest, rows, importance),
             None => nearest,
         };
         if self.refine {
-            coded.refine(target, &work.aids.damped);
+            coded.refine(rows, &work.aids.damped);
         }
         coded
     }
@@ -238,40 +209,4 @@ fn unfolded_errors(ty: TensorType, work: &Work<'_>) -> Result<StepErrors, CodecE
         Ok(ruler.error(&rows, &round_trip(ty, &rows, n, importance)?))
     };
     Ok(StepErrors { rounded: error(None)?, weighted: error(Some(importance))?, ..StepErrors::default() })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::calibrate::{Hessian, InputStats};
-    use crate::model::tests::noise;
-
-    #[test]
-    fn corrected_weights_are_nearer_to_the_outputs_of_the_base() {
-        let (n, m, rows) = (64, 1000, 5);
-        let base = noise(m * n, 1, 1.0);
-        let (pull, own) = (noise(n * n, 2, 0.04), noise(m * n, 3, 0.2));
-        // the changed input: a linear change of the base's, which can be made up for, and noise, which cannot
-        let changed: Vec<f32> = (0..m * n)
-            .map(|i| base[i] + own[i] + (0..n).map(|k| base[i / n * n + k] * pull[k * n + i % n]).sum::<f32>())
-            .collect();
-        let (mut stats, mut h, mut drift) = (InputStats::new(n), Hessian::new(n), Hessian::new(n));
-        stats.add(&changed).unwrap();
-        h.add(&changed);
-        let away: Vec<f32> = base.iter().zip(&changed).map(|(b, x)| b - x).collect();
-        drift.add_products(&away, &changed);
-        let importance = stats.mean_square();
-        let input = Input { stats, h: h.into_mean(), importance, drift: Some(drift.into_mean()) };
-        let weights = noise(rows * n, 4, 0.1);
-        let corrected = Aids::of(&input).corrected(&weights, &input).unwrap();
-        let output = |w: &[f32], x: &[f32]| -> Vec<f32> {
-            let dot = |t: usize, r: usize| (0..n).map(|j| w[r * n + j] * x[t * n + j]).sum::<f32>();
-            (0..m * rows).map(|i| dot(i / rows, i % rows)).collect()
-        };
-        let wanted = output(&weights, &base);
-        let away = |w: &[f32]| -> f32 { output(w, &changed).iter().zip(&wanted).map(|(a, b)| (a - b).powi(2)).sum() };
-        assert!(away(&corrected) < 0.75 * away(&weights), "{} and {}", away(&corrected), away(&weights));
-        let same = Input { drift: None, ..input };
-        assert!(Aids::of(&same).corrected(&weights, &same).is_none(), "nothing changed before this block");
-    }
 }

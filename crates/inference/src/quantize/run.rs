@@ -1,6 +1,6 @@
 //! The blocks of a run, one after the other, and the file made of them.
 
-use super::inputs::{fold_block, inputs_beside, output_input};
+use super::inputs::{fold_block, inputs, output_input};
 use super::matrix::{Aids, Work};
 use super::parts::Parts;
 use super::profile::is_matrix;
@@ -29,19 +29,14 @@ impl Run<'_> {
     ) -> Result<(Vec<Gguf>, Vec<TunedTensor>), QuantizeError> {
         let total = self.config.layers;
         let mut stream = Stream::new(self.base, self.config, texts)?;
-        let mut unchanged = Stream::new(self.base, self.config, texts)?;
         let (mut files, mut tensors) = (Vec::with_capacity(total), Vec::new());
         for layer in 0..total {
             if progress(Progress { done: layer, total, tensor: &format!("blk.{layer}") }).is_break() {
                 return Err(QuantizeError::Cancelled);
             }
             let (file, report) = match parts.find(layer) {
-                Some(finished) => {
-                    let block = Decoder::one_block(self.base, &BTreeMap::new(), self.config, layer)?;
-                    unchanged.advance(&block, &mut |_, _, _| Ok(()))?;
-                    finished
-                }
-                None => self.block(layer, &stream, &mut unchanged, parts)?,
+                Some(finished) => finished,
+                None => self.block(layer, &stream, parts)?,
             };
             let values = file.tensors().iter().map(|t| Ok((t.name.clone(), file.dequantize(t)?)));
             let values: Values = values.collect::<Result<_, QuantizeError>>()?;
@@ -50,7 +45,7 @@ impl Run<'_> {
             tensors.extend(report);
             files.push(file);
         }
-        files.push(self.output(&stream, &unchanged, parts, &mut tensors)?);
+        files.push(self.output(&stream, parts, &mut tensors)?);
         if progress(Progress { done: total, total, tensor: "" }).is_break() {
             return Err(QuantizeError::Cancelled);
         }
@@ -61,13 +56,12 @@ impl Run<'_> {
         &self,
         layer: usize,
         stream: &Stream<'_>,
-        unchanged: &mut Stream<'_>,
         parts: &Parts,
     ) -> Result<(Gguf, Vec<TunedTensor>), QuantizeError> {
         let originals = fold::block_values(self.base, layer)?;
         let mut values = originals.clone();
         let block = Decoder::one_block(self.base, &values, self.config, layer)?;
-        let unfolded = inputs_beside(stream, unchanged, &block, self.config, layer)?;
+        let unfolded = inputs(stream, &block, self.config, layer)?;
         drop(block);
         let mut folded = unfolded.clone();
         if self.options.fold {
@@ -110,12 +104,11 @@ impl Run<'_> {
     fn output(
         &self,
         stream: &Stream<'_>,
-        unchanged: &Stream<'_>,
         parts: &Parts,
         reports: &mut Vec<TunedTensor>,
     ) -> Result<Gguf, QuantizeError> {
         let name = output_tensor(self.base);
-        let input = output_input(self.base, self.config, stream, Some(unchanged))?;
+        let input = output_input(self.base, self.config, stream)?;
         let tied = name == "token_embd.weight";
         let compensate = self.options.compensate && !tied && self.choices[name].actual.is_quantized();
         let aids = if compensate { Aids::of(&input) } else { Aids::default() };

@@ -32,8 +32,6 @@ pub struct TuneOptions {
     pub fold: bool,
     /// Compensate rounding errors within rows.
     pub compensate: bool,
-    /// Aim at the outputs of the base model: make up for what the blocks before changed. Needs `compensate`.
-    pub correct: bool,
     /// Lower the error of what was compensated further, scales and levels in turn.
     pub refine: bool,
     /// Types of single tensors, by name.
@@ -54,7 +52,6 @@ impl TuneOptions {
             goal,
             fold: true,
             compensate: true,
-            correct: true,
             refine: true,
             overrides: BTreeMap::new(),
             floors: BTreeMap::new(),
@@ -130,9 +127,9 @@ fn fingerprint(base: &Gguf, texts: &[Vec<u32>], options: &TuneOptions) -> String
         hash.update((text.len() as u64).to_le_bytes());
         text.iter().for_each(|t| hash.update(t.to_le_bytes()));
     }
-    let TuneOptions { goal, fold, compensate, correct, refine, overrides, floors, .. } = options;
+    let TuneOptions { goal, fold, compensate, refine, overrides, floors, .. } = options;
     // Debug text of plain names and numbers: complete, and stable within a version.
-    hash.update(format!("{goal:?} {fold} {compensate} {correct} {refine} {overrides:?} {floors:?}"));
+    hash.update(format!("{goal:?} {fold} {compensate} {refine} {overrides:?} {floors:?}"));
     hex::encode(hash.finalize())
 }
 

@@ -27,7 +27,7 @@ pub struct StepErrors {
     pub weighted: f64,
     /// The same after folding; equal to `weighted` where nothing was folded.
     pub folded: f64,
-    /// The same with the better of nearest and compensated levels, for weights that make up for the drift of the input.
+    /// The same with the better of nearest and compensated levels.
     pub compensated: f64,
     /// What is in the file: after the descent.
     pub stored: f64,
