@@ -15,6 +15,7 @@ mod superblock;
 
 pub use layout::{decode_block, pack};
 pub use search::Grid;
+pub(crate) use {nonlinear::CODEBOOK, superblock::unpack_six_bits};
 
 use crate::gguf::TensorType;
 use half::{bf16, f16};

@@ -5,7 +5,7 @@ use super::{Fit, Grid, MAX_HEADER, legacy::half, search};
 const N: usize = 32;
 
 /// The levels, as multiples of the block's scale (a constant of the format).
-pub(super) const CODEBOOK: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(crate) const CODEBOOK: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Index of the nearest entry; in the middle between two, the lower.
 pub(super) fn nearest_level(codebook: &[i8; 16], x: f32) -> i8 {

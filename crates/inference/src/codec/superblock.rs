@@ -62,7 +62,7 @@ fn pack_six_bits(sc: &[u8; SUBS], mn: &[u8; SUBS]) -> [u8; 12] {
 }
 
 /// The inverse of [`pack_six_bits`] for sub-block `j`: scale and minimum.
-pub(super) fn unpack_six_bits(packed: &[u8], j: usize) -> (u8, u8) {
+pub(crate) fn unpack_six_bits(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {

@@ -8,6 +8,8 @@ const LINE: usize = 64;
 pub(crate) trait Plain: Copy + Default + Send + Sync {}
 impl Plain for f32 {}
 impl Plain for f16 {}
+impl Plain for u8 {}
+impl Plain for i8 {}
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]

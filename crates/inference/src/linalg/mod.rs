@@ -6,16 +6,21 @@
 //! a batch, in prefill and in step-by-step decoding, and two runs can be compared by digest. General GEMM
 //! libraries choose their blocking from the shape and lose exactly this (docs/adr/004).
 //!
+//! Quantised weights are multiplied either exactly (decoded panel by panel) or by activations in 8 bits
+//! ([`blocks`]); the rule holds for both.
+//!
 //! Bits are equal on every x86-64 with FMA (AVX2 or AVX-512) and on aarch64; CPUs without fused
 //! multiply-add give the same values only up to rounding.
 
 mod aligned;
+pub(crate) mod blocks;
 mod cholesky;
 mod dense;
 mod kernel;
 mod ops;
 mod packed;
 mod rows;
+mod team;
 
 pub(crate) use aligned::Aligned;
 pub(crate) use cholesky::{cholesky, invert_lower};
@@ -26,3 +31,4 @@ pub(crate) use ops::{
 };
 pub use packed::{Packed, Storage};
 pub(crate) use rows::Rows;
+pub(crate) use team::parallel;

@@ -6,7 +6,7 @@
 
 const SUM_LANES: usize = 16;
 /// Whether `mul_add` is one instruction on the compiled target without any detection.
-const NATIVE: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+pub(super) const NATIVE: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
 #[inline(always)]
 fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
@@ -35,10 +35,11 @@ macro_rules! wide {
                     return unsafe { avx2($($arg),*) };
                 }
             }
-            body::<NATIVE>($($arg),*)
+            body::<{ $crate::linalg::ops::NATIVE }>($($arg),*)
         }
     };
 }
+pub(super) use wide;
 
 /// Adds up the partial sums in a fixed tree.
 #[inline(always)]

@@ -3,11 +3,10 @@
 use super::{
     Block, Decoder, ModelConfig, ModelError, Target,
     attention::{Span, attend},
-    kv::{PageLayout, Sequence},
+    kv::{KvType, PageLayout, Sequence},
     weights::HeadNorms,
 };
-use crate::linalg::{add, rms_norm, swiglu};
-use rayon::prelude::*;
+use crate::linalg::{Packed, SharedMut, add, parallel, rms_norm, swiglu};
 
 /// Fewer values than this are not worth another thread for cheap row operations.
 const PARALLEL_VALUES: usize = 1 << 14;
@@ -35,8 +34,14 @@ pub(crate) fn each_row(rows: &mut [f32], width: usize, f: impl Fn(usize, &mut [f
     if rows.len() < PARALLEL_VALUES {
         rows.chunks_exact_mut(width).enumerate().for_each(|(i, row)| f(i, row));
     } else {
-        let grain = (PARALLEL_VALUES / 2).div_ceil(width);
-        rows.par_chunks_exact_mut(width).with_min_len(grain).enumerate().for_each(|(i, row)| f(i, row));
+        let (grain, n) = ((PARALLEL_VALUES / 4).div_ceil(width), rows.len() / width);
+        let all = SharedMut::new(rows);
+        parallel(n.div_ceil(grain), |part| {
+            for i in part * grain..n.min((part + 1) * grain) {
+                // SAFETY: rows are different places.
+                f(i, unsafe { all.slice(i * width, width) });
+            }
+        });
     }
 }
 
@@ -81,8 +86,13 @@ struct Buffers {
 }
 
 impl Decoder {
+    /// A sequence for scoring and calibration: keys and values as f16.
     pub(crate) fn new_sequence(&self) -> Sequence {
-        Sequence::new(PageLayout::new(self.config()))
+        self.new_sequence_of(KvType::F16)
+    }
+    /// A sequence whose keys and values are kept as `kv`.
+    pub(crate) fn new_sequence_of(&self, kv: KvType) -> Sequence {
+        Sequence::new(PageLayout::new(self.config(), kv))
     }
 
     /// Appends the tokens of all steps and returns the residual stream after the last block, one row a token.
@@ -120,6 +130,11 @@ impl Decoder {
         }
     }
 
+    /// `out[m, rows] (+)= x · Wᵀ`, as exact as this decoder is.
+    pub(crate) fn multiply(&self, w: &Packed, x: &[f32], m: usize, out: &mut [f32], add: bool) {
+        if self.exact { w.forward(x, m, out, add) } else { w.forward_fast(x, m, out, add) }
+    }
+
     #[allow(clippy::too_many_arguments, reason = "a block, its rows and who watches")]
     fn attention_part(
         &self,
@@ -135,7 +150,7 @@ impl Decoder {
         let normed = &mut b.normed[..m * c.width];
         norm_rows(x, &block.attn_norm, c.rms_eps, normed);
         tap(Site::Qkv, normed);
-        block.qkv.forward(normed, m, &mut b.qkv, false);
+        self.multiply(&block.qkv, normed, m, &mut b.qkv, false);
         let (q, kv) = (c.q_width(), c.kv_width());
         for (target, at) in [(Target::Q, 0), (Target::K, q), (Target::V, q + kv)] {
             self.adapt(layer, target, normed, m, &mut b.qkv, at, c.qkv_width());
@@ -166,7 +181,7 @@ impl Decoder {
         attend(c, layer, &spans, &b.qkv, &mut b.heads);
         self.mask.silence(layer, c, &mut b.heads);
         tap(Site::Out, &b.heads);
-        block.out.forward(&b.heads, m, x, true);
+        self.multiply(&block.out, &b.heads, m, x, true);
         self.adapt(layer, Target::O, &b.heads, m, x, 0, c.width);
     }
 
@@ -176,12 +191,12 @@ impl Decoder {
         let normed = &mut b.normed[..m * c.width];
         norm_rows(x, &block.ffn_norm, c.rms_eps, normed);
         tap(Site::GateUp, normed);
-        block.gate_up.forward(normed, m, &mut b.gate_up, false);
+        self.multiply(&block.gate_up, normed, m, &mut b.gate_up, false);
         self.adapt(layer, Target::Gate, normed, m, &mut b.gate_up, 0, 2 * c.ffn);
         self.adapt(layer, Target::Up, normed, m, &mut b.gate_up, c.ffn, 2 * c.ffn);
         swiglu_rows(&b.gate_up, c.ffn, &mut b.act);
         tap(Site::Down, &b.act);
-        block.down.forward(&b.act, m, x, true);
+        self.multiply(&block.down, &b.act, m, x, true);
         self.adapt(layer, Target::Down, &b.act, m, x, 0, c.width);
     }
 
@@ -219,7 +234,7 @@ impl Decoder {
 
     fn output_of(&self, normed: &[f32], m: usize) -> Vec<f32> {
         let mut logits = vec![0.0; m * self.config().vocab];
-        self.weights.output.forward(normed, m, &mut logits, false);
+        self.multiply(&self.weights.output, normed, m, &mut logits, false);
         logits
     }
 }

@@ -23,6 +23,7 @@ pub use crate::linalg::Storage;
 pub use adapter::{Adapter, Pair, Target};
 pub use config::{Arch, ModelConfig, RopeConfig};
 pub use error::ModelError;
+pub use kv::KvType;
 pub use generate::{GenerateOptions, Generated, Stop};
 pub use mask::Mask;
 pub use merge::{Merged, MergedType, base_digest, merge};
@@ -43,18 +44,21 @@ pub struct Decoder {
     pub(crate) weights: Arc<Weights>,
     lora: Option<Arc<lora::Lora>>,
     mask: Arc<Mask>,
+    /// Activations are not rounded, see [`Decoder::exact`].
+    exact: bool,
     digest: Arc<str>,
     warnings: Arc<[String]>,
 }
 
 impl Decoder {
-    /// Loads all weights with [`Storage::F16`]; the file is not needed afterwards.
+    /// Loads all weights with [`Storage::Blocks`]; the file is not needed afterwards. Products with quantised weights
+    /// round activations to 8 bits, as stock llama.cpp does; [`Decoder::exact`] does not.
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] for an architecture, feature or tensor that this decoder does not know,
     /// [`ModelError::Weight`] for shapes or values that cannot be, [`ModelError::Gguf`].
     pub fn load(gguf: &Gguf) -> Result<Self, ModelError> {
-        Self::load_with(gguf, Storage::F16)
+        Self::load_with(gguf, Storage::Blocks)
     }
 
     /// The same with a choice of [`Storage`].
@@ -69,6 +73,7 @@ impl Decoder {
             weights: Arc::new(weights?),
             lora: None,
             mask: Arc::default(),
+            exact: false,
             digest: digest.into(),
             warnings: warnings.into(),
         })
@@ -82,7 +87,7 @@ impl Decoder {
         layer: usize,
     ) -> Result<Self, ModelError> {
         let weights = Arc::new(weights::load_block(gguf, changed, config, layer)?);
-        Ok(Self { weights, lora: None, mask: Arc::default(), digest: "".into(), warnings: Vec::new().into() })
+        Ok(Self { weights, lora: None, mask: Arc::default(), exact: false, digest: "".into(), warnings: Vec::new().into() })
     }
 
     /// This model with `adapter` applied while running; the weights are shared, a previous adapter is replaced.
@@ -93,6 +98,13 @@ impl Decoder {
         adapter.check_base(&self.digest)?;
         let lora = lora::Lora::new(&self.weights.config, adapter)?;
         Ok(Self { lora: Some(Arc::new(lora)), ..self.clone() })
+    }
+
+    /// This model with activations as they are, for measuring what quantisation does to the weights alone: several
+    /// times slower where weights are in blocks, the same otherwise.
+    #[must_use]
+    pub fn exact(&self) -> Self {
+        Self { exact: true, ..self.clone() }
     }
 
     /// Sizes and constants.

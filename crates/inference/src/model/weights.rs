@@ -1,7 +1,7 @@
 //! The frozen weights of a decoder, packed for the inner loop.
 
 use super::{ModelConfig, ModelError, config::Arch, rope::Rope};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorInfo};
 use crate::linalg::{Packed, Storage};
 use std::sync::Arc;
 
@@ -132,6 +132,9 @@ impl Loader<'_> {
 
     /// Stacks the named matrices, each `rows[i] × cols`.
     fn matrix(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Packed, ModelError> {
+        if let Some(packed) = self.in_blocks(names, cols, rows)? {
+            return Ok(packed);
+        }
         let mut parts = Vec::with_capacity(names.len());
         for (name, rows) in names.iter().zip(rows) {
             parts.push(self.values(name, &[cols, *rows])?);
@@ -149,6 +152,29 @@ impl Loader<'_> {
                 self.storage
             );
             ModelError::weight(names[i], what)
+        })
+    }
+
+    /// The same in the blocks of the file, where that is wanted and all of them are quantised.
+    fn in_blocks(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Option<Packed>, ModelError> {
+        if self.storage != Storage::Blocks || self.changed.is_some() {
+            return Ok(None);
+        }
+        let mut parts = Vec::with_capacity(names.len());
+        for (name, rows) in names.iter().zip(rows) {
+            let tensor = self.tensor(name, &[cols, *rows])?;
+            parts.push((tensor.ty, self.gguf.bytes(tensor)));
+        }
+        let Some(packed) = Packed::blocks(&parts, cols) else { return Ok(None) };
+        packed.map(Some).map_err(|at| {
+            let (row, mut i) = (at / cols.max(1), 0);
+            let mut first = 0;
+            while i + 1 < names.len() && row >= first + rows[i] {
+                first += rows[i];
+                i += 1;
+            }
+            let at = at - first * cols;
+            ModelError::weight(names[i], format!("the scale of weight {at} is not a finite number; make the file anew"))
         })
     }
 
@@ -173,7 +199,8 @@ impl Loader<'_> {
         }
     }
 
-    fn values(&self, name: &str, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
+    /// The tensor's entry, if it has this shape.
+    fn tensor(&self, name: &str, dims: &[usize]) -> Result<&TensorInfo, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         let want: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
         // Trailing dimensions of 1 mean nothing.
@@ -181,9 +208,14 @@ impl Loader<'_> {
         if tensor.dims[..shape] != want[..] {
             return Err(ModelError::weight(name, format!("shape {:?}, expected {want:?}", tensor.dims)));
         }
+        Ok(tensor)
+    }
+
+    fn values(&self, name: &str, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(name, dims)?;
         match self.changed.and_then(|c| c.get(name)) {
             Some(values) if values.len() == tensor.n_elements() => Ok(values.clone()),
-            Some(values) => Err(ModelError::weight(name, format!("{} values for {want:?}", values.len()))),
+            Some(values) => Err(ModelError::weight(name, format!("{} values for {dims:?}", values.len()))),
             None => Ok(self.gguf.dequantize(tensor)?),
         }
     }
