@@ -1,6 +1,7 @@
 //! `cargo xtask bench NAME [--json FILE]`: runs a benchmark program of the crate it measures.
 
 mod cancel;
+mod decode;
 mod import;
 mod ingest;
 mod jobs;
@@ -33,6 +34,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "import", package: "flywheel-tests", example: "otlp_load", drive: Some(import::drive) },
     Bench { name: "reconnect", package: "flywheel-tests", example: "reconnect", drive: Some(reconnect::drive) },
     Bench { name: "query", package: "flywheel-lake", example: "bulk_load", drive: Some(query::drive) },
+    Bench { name: "decode", package: "flywheel-inference", example: "bench_decode", drive: Some(decode::drive) },
     Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
 ];
 

@@ -146,22 +146,55 @@ fn encode_row(ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut
                 *o = bf16::from_f32(*x).to_le_bytes();
             }
         }
-        _ => {
-            let n = ty.block_len();
-            let mut levels = [0i8; 256];
-            for (b, (out, x)) in out.chunks_mut(ty.block_bytes()).zip(row.chunks(n)).enumerate() {
-                let fit = fit(ty, x, importance.map(|w| &w[b * n..(b + 1) * n]));
-                fit.grid.round(x, &mut levels[..n]);
-                pack(ty, &fit, &levels[..n], out);
+        _ => encode_blocks(ty, row, importance, out),
+    }
+}
+
+/// Defines a function compiled for the plain target and for AVX2, chosen at run time. The operations are the same (no
+/// fused multiply-add), and so are the bits.
+macro_rules! wide {
+    ($(#[$attr:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$attr])*
+        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2")]
+                fn avx2($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: the feature was detected on this CPU.
+                    return unsafe { avx2($($arg),*) };
+                }
             }
+            body($($arg),*)
+        }
+    };
+}
+
+wide! {
+    fn encode_blocks(ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+        let n = ty.block_len();
+        let mut levels = [0i8; 256];
+        for (b, (out, x)) in out.chunks_mut(ty.block_bytes()).zip(row.chunks(n)).enumerate() {
+            let fit = fit_block(ty, x, importance.map(|w| &w[b * n..(b + 1) * n]));
+            fit.grid.round(x, &mut levels[..n]);
+            pack(ty, &fit, &levels[..n], out);
         }
     }
 }
 
-/// Chooses the scales of one block of a quantised type. `x` and `importance` hold `ty.block_len()` values.
-/// Float types have no scales: their grid is empty.
-#[must_use]
-pub fn fit(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
+wide! {
+    /// Chooses the scales of one block of a quantised type. `x` and `importance` hold `ty.block_len()` values.
+    /// Float types have no scales: their grid is empty.
+    #[must_use]
+    pub fn fit(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
+        fit_block(ty, x, importance)
+    }
+}
+
+#[inline(always)]
+fn fit_block(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
     match ty {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => {
             Fit { grid: Grid::new(1, 0, 0, 0), header: [0; MAX_HEADER] }

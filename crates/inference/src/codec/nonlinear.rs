@@ -15,6 +15,7 @@ pub(super) fn nearest_level(codebook: &[i8; 16], x: f32) -> i8 {
 
 /// Twenty-odd candidate scales of either sign around that of the largest magnitude, each refined by weighted least
 /// squares for the levels it gives.
+#[inline(always)]
 pub(super) fn iq4_nl(x: &[f32], importance: Option<&[f32]>) -> Fit {
     let mut w = [0.0; N];
     search::error_weights(x, importance, search::sigma2(x), &mut w);
@@ -41,6 +42,7 @@ pub(super) fn iq4_nl(x: &[f32], importance: Option<&[f32]>) -> Fit {
 }
 
 /// `Σ w x l` and `Σ w l²` for the entries `l` nearest to `inverse * x`.
+#[inline(always)]
 fn project(x: &[f32], w: &[f32; N], inverse: f32) -> (f32, f32) {
     const LANES: usize = 8;
     let (mut xl, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);

@@ -12,6 +12,7 @@ const SUB: usize = 32;
 const SUBS: usize = N / SUB;
 
 /// Q4_K (`max` 15) and Q5_K (`max` 31): 8 sub-blocks, 6-bit scales and minima.
+#[inline(always)]
 pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
     let candidates = if max == 15 {
         Candidates { first: -1.0, delta: 0.1, count: 21 }
@@ -71,6 +72,7 @@ pub(crate) fn unpack_six_bits(packed: &[u8], j: usize) -> (u8, u8) {
 }
 
 /// Q6_K: 16 sub-blocks of 16, signed 8-bit scales, no minimum.
+#[inline(always)]
 pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>) -> Fit {
     const SUB: usize = 16;
     let sigma2 = search::sigma2(x);

@@ -70,12 +70,20 @@ impl Packed {
         Ok(Self { rows, cols, data })
     }
 
-    /// Keeps quantised matrices (`(type, bytes)`, rows of `cols` weights) in their blocks, stacked; `None` if one of
-    /// them is not quantised or its rows are not whole blocks.
+    /// Takes matrices (`(type, bytes)`, rows of `cols` weights, stacked) as the file has them: quantised ones in their
+    /// blocks where `storage` wants that, F16 ones as they are. `None` if they have to be decoded first.
     ///
     /// # Errors
-    /// The index (over all parts) of the first weight of a block whose scale is not finite.
-    pub(crate) fn blocks(parts: &[(TensorType, &[u8])], cols: usize) -> Option<Result<Self, usize>> {
+    /// The index (over all parts) of the first weight, or of the first one of a block, that is not finite.
+    pub(crate) fn of_file(parts: &[(TensorType, &[u8])], cols: usize, storage: Storage) -> Option<Result<Self, usize>> {
+        if storage != Storage::F32 && parts.iter().all(|(ty, _)| *ty == TensorType::F16) && cols > 0 {
+            let rows: Vec<&[u8]> = parts.iter().flat_map(|(_, bytes)| bytes.chunks_exact(2 * cols)).collect();
+            let data = pack_halves(&rows, cols);
+            return Some(data.map(|data| Self { rows: rows.len(), cols, data: Data::F16(data) }));
+        }
+        if storage != Storage::Blocks {
+            return None;
+        }
         let blocks = Blocks::new(parts, cols)?;
         Some(blocks.map(|blocks| Self { rows: blocks.rows(), cols, data: Data::Blocks(blocks) }))
     }
@@ -98,10 +106,6 @@ impl Packed {
             Data::F32(d) => d.len() * 4,
             Data::Blocks(b) => b.size_bytes(),
         }
-    }
-    /// Whether weights are in blocks, so that [`Packed::forward_fast`] rounds activations to 8 bits.
-    pub(crate) fn in_blocks(&self) -> bool {
-        matches!(self.data, Data::Blocks(_))
     }
 
     /// Copies row `row` to `out` (`cols` values): the embedding lookup.
@@ -221,6 +225,40 @@ fn pack<T: Plain>(rows: &[&[f32]], cols: usize, size: usize, f: impl Fn(f32) -> 
         });
     }
     data
+}
+
+/// [`pack`] of rows of f16 bytes; the index of the first weight that is not finite, if there is one.
+fn pack_halves(rows: &[&[u8]], cols: usize) -> Result<Aligned<f16>, usize> {
+    /// Steps turned at a time: a line of each row.
+    const STEPS: usize = 32;
+    let mut data = Aligned::<f16>::zeroed(rows.len().div_ceil(LANES) * LANES * cols);
+    let bad = data
+        .par_chunks_mut(LANES * cols)
+        .zip(rows.par_chunks(LANES))
+        .map(|(panel, rows)| {
+            let mut fine = true;
+            for (i, steps) in panel.chunks_mut(LANES * STEPS).enumerate() {
+                for (lane, row) in rows.iter().enumerate() {
+                    let values = row[2 * i * STEPS..].as_chunks::<2>().0;
+                    for (step, v) in steps.chunks_exact_mut(LANES).zip(values) {
+                        let v = f16::from_le_bytes(*v);
+                        fine &= v.is_finite();
+                        step[lane] = v;
+                    }
+                }
+            }
+            fine
+        })
+        .position_first(|fine| !fine);
+    match bad {
+        None => Ok(data),
+        Some(panel) => {
+            let first = panel * LANES;
+            let values = rows[first..].iter().flat_map(|r| r.as_chunks::<2>().0);
+            let at = values.map(|v| f16::from_le_bytes(*v)).position(|v| !v.is_finite());
+            Err(first * cols + at.unwrap_or(0))
+        }
+    }
 }
 
 /// Near-equal blocks of the inner dimension, each a multiple of 32 long except the last: `(from, len)`.
@@ -343,6 +381,25 @@ mod tests {
                 assert!((f64::from(dx[i * k + c]) - want).abs() < 1e-3);
             }
         }
+    }
+
+    #[test]
+    fn bytes_of_halves_are_packed_as_their_values_are() {
+        let (n, k) = (70, 45);
+        let w = weights(n * k, 8);
+        let bytes: Vec<u8> = w.iter().flat_map(|w| f16::from_f32(*w).to_le_bytes()).collect();
+        let (a, b) = bytes.split_at(33 * k * 2);
+        let parts = [(TensorType::F16, a), (TensorType::F16, b)];
+        let packed = Packed::of_file(&parts, k, Storage::Blocks).unwrap().unwrap();
+        let want = Packed::stack(&[&w], k, Storage::F16).unwrap();
+        let (Data::F16(got), Data::F16(want)) = (&packed.data, &want.data) else { panic!("both are f16") };
+        assert!(got[..] == want[..] && packed.rows() == n);
+        let mut bad = bytes.clone();
+        bad[2 * (40 * k + 7) + 1] = 0x7c;
+        bad[2 * (40 * k + 7)] = 0;
+        let refused = Packed::of_file(&[(TensorType::F16, &bad)], k, Storage::F16).unwrap().unwrap_err();
+        assert_eq!(refused, 40 * k + 7);
+        assert!(Packed::of_file(&parts, k, Storage::F32).is_none());
     }
 
     #[test]

@@ -107,7 +107,7 @@ fn run(c: &ModelConfig, layer: usize, task: &Task<'_>, qkv: &[f32], out: SharedM
     let target = SharedMut::new(&mut s.out);
     for page in 0..pages {
         let (from, steps) = (page * PAGE, PAGE.min(seen - page * PAGE));
-        let mut add_up = |rows: &Rows<'_>, panel: usize, values: Panel<'_>| {
+        let add_up = |rows: &Rows<'_>, panel: usize, values: Panel<'_>| {
             let cols = LANES.min(d - panel * LANES);
             let to = Target { c: target, at: panel * LANES, stride: d, cols, add: page > 0 };
             // SAFETY: `s.out` belongs to this thread.

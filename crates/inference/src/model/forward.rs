@@ -3,10 +3,11 @@
 use super::{
     Block, Decoder, ModelConfig, ModelError, Target,
     attention::{Span, attend},
-    kv::{KvType, PageLayout, Sequence},
+    kv::{KvType, Page, PageLayout, Sequence},
     weights::HeadNorms,
 };
 use crate::linalg::{Packed, SharedMut, add, parallel, rms_norm, swiglu};
+use std::sync::Arc;
 
 /// Fewer values than this are not worth another thread for cheap row operations.
 const PARALLEL_VALUES: usize = 1 << 14;
@@ -93,6 +94,10 @@ impl Decoder {
     /// A sequence whose keys and values are kept as `kv`.
     pub(crate) fn new_sequence_of(&self, kv: KvType) -> Sequence {
         Sequence::new(PageLayout::new(self.config(), kv))
+    }
+    /// A sequence that begins with these pages.
+    pub(crate) fn sequence_of_pages(&self, kv: KvType, pages: Vec<Arc<Page>>) -> Sequence {
+        Sequence::of_pages(PageLayout::new(self.config(), kv), pages)
     }
 
     /// Appends the tokens of all steps and returns the residual stream after the last block, one row a token.

@@ -193,7 +193,10 @@ impl Sequence {
 /// Keys and values of one head in one page.
 pub(crate) enum Head<'a> {
     /// Key panels of 32 positions, `[dim][position]`; value panels of 32 dimensions, `[position][dim]`.
-    F16 { keys: &'a [f16], values: &'a [f16] },
+    F16 {
+        keys: &'a [f16],
+        values: &'a [f16],
+    },
     Q8(HeadQ8<'a>),
 }
 

@@ -14,21 +14,28 @@ mod kv;
 mod lora;
 mod mask;
 mod merge;
+mod prefix;
 mod rope;
 mod sample;
 mod score;
+mod serve;
+mod speculative;
+mod text;
 mod weights;
 
 pub use crate::linalg::Storage;
 pub use adapter::{Adapter, Pair, Target};
 pub use config::{Arch, ModelConfig, RopeConfig};
 pub use error::ModelError;
-pub use kv::KvType;
 pub use generate::{GenerateOptions, Generated, Stop};
+pub use kv::KvType;
 pub use mask::Mask;
 pub use merge::{Merged, MergedType, base_digest, merge};
 pub use sample::Sampling;
 pub use score::{LogitVisitor, Scored};
+pub use serve::{Event, Request, RequestId, Scheduler, ServeOptions};
+pub use speculative::Speculation;
+pub use text::TextStream;
 
 pub(crate) use forward::{Site, Step, add_bias, each_row, norm_heads, norm_rows, swiglu_rows};
 pub(crate) use rope::RopeTable;
@@ -36,7 +43,20 @@ pub(crate) use sample::argmax;
 pub(crate) use weights::{Block, Values, Weights};
 
 use crate::gguf::Gguf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+/// The digest of the file that weights came from; empty for a block alone.
+#[derive(Debug, Default)]
+struct BaseDigest {
+    of: Option<Gguf>,
+    value: OnceLock<String>,
+}
+
+impl BaseDigest {
+    fn get(&self) -> &str {
+        self.value.get_or_init(|| self.of.as_ref().map(base_digest).unwrap_or_default())
+    }
+}
 
 /// A decoder ready to run. Clones and adapted versions share the frozen weights.
 #[derive(Debug, Clone)]
@@ -46,12 +66,13 @@ pub struct Decoder {
     mask: Arc<Mask>,
     /// Activations are not rounded, see [`Decoder::exact`].
     exact: bool,
-    digest: Arc<str>,
+    digest: Arc<BaseDigest>,
     warnings: Arc<[String]>,
 }
 
 impl Decoder {
-    /// Loads all weights with [`Storage::Blocks`]; the file is not needed afterwards. Products with quantised weights
+    /// Loads all weights with [`Storage::Blocks`]. The file stays mapped (for its digest, when that is asked for), but is
+    /// not read any more. Products with quantised weights
     /// round activations to 8 bits, as stock llama.cpp does; [`Decoder::exact`] does not.
     ///
     /// # Errors
@@ -68,13 +89,12 @@ impl Decoder {
     pub fn load_with(gguf: &Gguf, storage: Storage) -> Result<Self, ModelError> {
         let mut warnings = Vec::new();
         let config = ModelConfig::from_gguf(gguf, &mut warnings)?;
-        let (weights, digest) = rayon::join(|| weights::load(gguf, config, storage), || base_digest(gguf));
         Ok(Self {
-            weights: Arc::new(weights?),
+            weights: Arc::new(weights::load(gguf, config, storage)?),
             lora: None,
             mask: Arc::default(),
             exact: false,
-            digest: digest.into(),
+            digest: Arc::new(BaseDigest { of: Some(gguf.tensors_only()), value: OnceLock::new() }),
             warnings: warnings.into(),
         })
     }
@@ -87,7 +107,14 @@ impl Decoder {
         layer: usize,
     ) -> Result<Self, ModelError> {
         let weights = Arc::new(weights::load_block(gguf, changed, config, layer)?);
-        Ok(Self { weights, lora: None, mask: Arc::default(), exact: false, digest: "".into(), warnings: Vec::new().into() })
+        Ok(Self {
+            weights,
+            lora: None,
+            mask: Arc::default(),
+            exact: false,
+            digest: Arc::default(),
+            warnings: Vec::new().into(),
+        })
     }
 
     /// This model with `adapter` applied while running; the weights are shared, a previous adapter is replaced.
@@ -95,7 +122,7 @@ impl Decoder {
     /// # Errors
     /// [`ModelError::Adapter`] if it was trained on another base or does not fit.
     pub fn with_adapter(&self, adapter: &Adapter) -> Result<Self, ModelError> {
-        adapter.check_base(&self.digest)?;
+        adapter.check_base(self.base_digest())?;
         let lora = lora::Lora::new(&self.weights.config, adapter)?;
         Ok(Self { lora: Some(Arc::new(lora)), ..self.clone() })
     }
@@ -112,10 +139,10 @@ impl Decoder {
     pub fn config(&self) -> &ModelConfig {
         &self.weights.config
     }
-    /// Digest of the loaded tensors, see [`base_digest`].
+    /// Digest of the loaded tensors, see [`base_digest`]; computed when it is asked for, which reads the whole file.
     #[must_use]
     pub fn base_digest(&self) -> &str {
-        &self.digest
+        self.digest.get()
     }
     /// What had to be assumed while loading, for the log.
     #[must_use]

@@ -195,18 +195,27 @@ fn logits_match_a_plain_f64_reference() {
 
 #[test]
 fn a_sequence_has_the_same_bits_alone_in_a_batch_and_step_by_step() {
-    let model = tiny(Arch::Llama);
+    for kv in [KvType::F16, KvType::Q8_0] {
+        same_bits(&tiny(Arch::Llama), kv);
+    }
+    let Some(path) = crate::testing::model_file("SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
+    let model = Decoder::load(&Gguf::open(&path).unwrap()).unwrap();
+    assert!(model.size_bytes() < 100_000_000, "the blocks of the file: {} bytes", model.size_bytes());
+    same_bits(&model, KvType::Q8_0);
+}
+
+fn same_bits(model: &Decoder, kv: KvType) {
     let texts: Vec<Vec<u32>> = [70, 3, 131, 64].iter().map(|n| some_tokens(*n, *n as u32)).collect();
     let alone: Vec<Vec<f32>> = texts
         .iter()
-        .map(|t| model.advance(&mut [forward::Step { cache: &mut model.new_sequence(), tokens: t }]))
+        .map(|t| model.advance(&mut [forward::Step { cache: &mut model.new_sequence_of(kv), tokens: t }]))
         .collect();
-    let mut caches: Vec<_> = texts.iter().map(|_| model.new_sequence()).collect();
+    let mut caches: Vec<_> = texts.iter().map(|_| model.new_sequence_of(kv)).collect();
     let mut steps: Vec<_> =
         caches.iter_mut().zip(&texts).map(|(cache, tokens)| forward::Step { cache, tokens }).collect();
     assert_eq!(model.advance(&mut steps), alone.concat());
     for (text, want) in texts.iter().zip(&alone) {
-        let mut cache = model.new_sequence();
+        let mut cache = model.new_sequence_of(kv);
         let mut got = vec![];
         for piece in text.chunks(7) {
             got.extend(model.advance(&mut [forward::Step { cache: &mut cache, tokens: piece }]));
@@ -220,7 +229,9 @@ fn generation_does_not_depend_on_the_batch() {
     let model = tiny(Arch::Qwen2);
     let common = some_tokens(40, 9);
     let prompts: Vec<Vec<u32>> = (0..9).map(|i| [common.clone(), some_tokens(5 + 3 * i, i as u32)].concat()).collect();
-    let options = GenerateOptions { max_new_tokens: 20, stop_ids: vec![7], max_batch: 4, ..Default::default() };
+    // Scoring keeps keys and values as f16; only then do its logits equal those of generation.
+    let cache = KvType::F16;
+    let options = GenerateOptions { max_new_tokens: 20, stop_ids: vec![7], max_batch: 4, cache, ..Default::default() };
     let together = model.generate_batch(&prompts, &options).unwrap();
     for (prompt, want) in prompts.iter().zip(&together) {
         assert_eq!(&model.generate_batch(std::slice::from_ref(prompt), &options).unwrap()[0], want);
@@ -239,7 +250,7 @@ fn generation_does_not_depend_on_the_batch() {
 fn sampling_repeats_with_its_seed_and_has_its_own_stream_per_prompt() {
     let model = tiny(Arch::Llama);
     let prompts = vec![some_tokens(20, 1); 3];
-    let sampling = |seed| Sampling::TopP { temperature: 1.5, top_p: 0.95, seed };
+    let sampling = |seed| Sampling { temperature: 1.5, top_p: 0.95, seed, ..Sampling::GREEDY };
     let run = |seed, max_batch| {
         let options = GenerateOptions { max_new_tokens: 12, sampling: sampling(seed), max_batch, ..Default::default() };
         model.generate_batch(&prompts, &options).unwrap()

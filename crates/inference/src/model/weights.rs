@@ -132,7 +132,7 @@ impl Loader<'_> {
 
     /// Stacks the named matrices, each `rows[i] × cols`.
     fn matrix(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Packed, ModelError> {
-        if let Some(packed) = self.in_blocks(names, cols, rows)? {
+        if let Some(packed) = self.as_in_file(names, cols, rows)? {
             return Ok(packed);
         }
         let mut parts = Vec::with_capacity(names.len());
@@ -155,9 +155,9 @@ impl Loader<'_> {
         })
     }
 
-    /// The same in the blocks of the file, where that is wanted and all of them are quantised.
-    fn in_blocks(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Option<Packed>, ModelError> {
-        if self.storage != Storage::Blocks || self.changed.is_some() {
+    /// The same without decoding, where types and storage allow it.
+    fn as_in_file(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Option<Packed>, ModelError> {
+        if self.changed.is_some() {
             return Ok(None);
         }
         let mut parts = Vec::with_capacity(names.len());
@@ -165,7 +165,7 @@ impl Loader<'_> {
             let tensor = self.tensor(name, &[cols, *rows])?;
             parts.push((tensor.ty, self.gguf.bytes(tensor)));
         }
-        let Some(packed) = Packed::blocks(&parts, cols) else { return Ok(None) };
+        let Some(packed) = Packed::of_file(&parts, cols, self.storage) else { return Ok(None) };
         packed.map(Some).map_err(|at| {
             let (row, mut i) = (at / cols.max(1), 0);
             let mut first = 0;
@@ -174,7 +174,10 @@ impl Loader<'_> {
                 i += 1;
             }
             let at = at - first * cols;
-            ModelError::weight(names[i], format!("the scale of weight {at} is not a finite number; make the file anew"))
+            ModelError::weight(
+                names[i],
+                format!("weight {at}, or the scale of its block, is not a finite number; make the file anew"),
+            )
         })
     }
 

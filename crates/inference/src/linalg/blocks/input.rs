@@ -74,7 +74,13 @@ fn put_block(x: &[f32; BLOCK], rows: usize, r: usize, out: &mut [u8]) {
     let top = x.iter().fold(0u32, |m, v| m.max(v.to_bits() & 0x7fff_ffff)); // orders NaN above infinity above all else
     let peak = f32::from_bits(top);
     // Below this the inverse of the scale is no number any more; such values are 0 for all purposes.
-    let scale = if !peak.is_finite() { f32::NAN } else if peak < 1e-30 { 0.0 } else { peak / 127.0 };
+    let scale = if !peak.is_finite() {
+        f32::NAN
+    } else if peak < 1e-30 {
+        0.0
+    } else {
+        peak / 127.0
+    };
     let inverse = if scale > 0.0 { 127.0 / peak } else { 0.0 };
     let mut levels = [0i32; BLOCK];
     for (l, v) in levels.iter_mut().zip(x) {

@@ -112,9 +112,8 @@ fn spread(all: u32, t: usize) -> u32 {
 
 /// The levels of block `b` (of 32, counted inside `raw`, one block of the file), offset included, 4 a word.
 fn levels(ty: TensorType, raw: &[u8], b: usize) -> [u32; 8] {
-    let nibbles = |from: usize| -> [u32; 8] {
-        std::array::from_fn(|t| (word(&raw[from..], t % 4) >> (t / 4 * 4)) & LOW)
-    };
+    let nibbles =
+        |from: usize| -> [u32; 8] { std::array::from_fn(|t| (word(&raw[from..], t % 4) >> (t / 4 * 4)) & LOW) };
     match ty {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => [0; 8],
         TensorType::Q4_0 => nibbles(2),
@@ -125,9 +124,8 @@ fn levels(ty: TensorType, raw: &[u8], b: usize) -> [u32; 8] {
             std::array::from_fn(|t| low[t] | spread(high, t) << 4)
         }
         TensorType::Q8_0 => std::array::from_fn(|t| word(&raw[2..], t) ^ 0x8080_8080),
-        TensorType::Iq4Nl => nibbles(2).map(|w| {
-            u32::from_le_bytes(w.to_le_bytes().map(|n| CODEBOOK[usize::from(n & 15)].cast_unsigned() ^ 0x80))
-        }),
+        TensorType::Iq4Nl => nibbles(2)
+            .map(|w| u32::from_le_bytes(w.to_le_bytes().map(|n| CODEBOOK[usize::from(n & 15)].cast_unsigned() ^ 0x80))),
         TensorType::Q4K | TensorType::Q5K => {
             let five = ty == TensorType::Q5K;
             let from = if five { 48 } else { 16 } + b / 2 * 32;

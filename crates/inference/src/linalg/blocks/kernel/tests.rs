@@ -1,10 +1,14 @@
 //! Every variant of the loop against its definition.
 
+#[cfg(target_arch = "x86_64")]
+#[path = "layout.rs"]
+mod layout;
+
 use super::super::Blocks;
 use super::super::tests::{TYPES, noise};
 use super::*;
-use crate::linalg::Aligned;
 use crate::codec;
+use crate::linalg::Aligned;
 
 /// Bits are equal for every format, tile size, width and way of storing; nothing else is written.
 #[test]
@@ -14,7 +18,9 @@ fn all_variants_give_the_same_bits() {
         let bytes = codec::quantize(ty, &noise(16 * k, 7), k, None).unwrap();
         let blocks = Blocks::new(&[(ty, &bytes)], k).unwrap().unwrap();
         let panel = blocks.parts[0].panel(0, k / BLOCK);
-        for (m, cols, add) in [(1, 16, false), (2, 3, true), (3, 16, false), (4, 8, false), (8, 9, true), (12, 16, true), (23, 15, false)] {
+        for (m, cols, add) in
+            [(1, 16, false), (2, 3, true), (3, 16, false), (4, 8, false), (8, 9, true), (12, 16, true), (23, 15, false)]
+        {
             let x = noise(m * k, m as u32);
             let mut buffer = Aligned::default();
             let input = Input::new(&x, k, m, k, &mut buffer);
