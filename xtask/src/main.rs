@@ -16,6 +16,7 @@ mod python;
 mod smtp;
 mod test;
 mod tidy;
+mod tiny;
 mod vocab;
 
 use clap::{Parser, Subcommand};
@@ -47,8 +48,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Make the pages that are made from other files.
     Docs,
-    /// Fetch and verify the demo's models into the cache folder.
-    Model,
+    /// Fetch and verify the demo's models into the cache folder; `model tiny` trains the small one for K-quants.
+    Model(tiny::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -60,7 +61,10 @@ fn main() -> anyhow::Result<()> {
         Command::Browser(args) => browser::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Docs => docs::run(&process::root()),
-        Command::Model => {
+        Command::Model(args) => {
+            if args.run()? {
+                return Ok(());
+            }
             let models = model::ensure()?;
             println!("models are in {}", models.display());
             if let Some(vocabularies) = vocab::ensure() {

@@ -1,7 +1,8 @@
 //! Products of plain f32 matrices, packed on the way: adapter weights, attention gradients.
 
 use super::kernel::{LANES, Panel, SharedMut, Target, tiles};
-use super::packed::{each_panel, k_blocks, with_rows, with_wide};
+use super::packed::{each_panel, k_blocks, with_columns, with_rows, with_wide};
+use super::rows::Rows;
 
 /// The right-hand side of a product, row-major with `stride` values from row to row.
 #[derive(Clone, Copy)]
@@ -56,26 +57,55 @@ pub(crate) fn gemm(
     if m == 0 || n == 0 {
         return;
     }
-    assert!((m - 1) * c_stride + n <= c.len(), "matrix product: the result does not fit");
     if k == 0 {
-        if !add {
-            (0..m).for_each(|r| c[r * c_stride..r * c_stride + n].fill(0.0));
-        }
+        return fill_rows(m, n, c, c_stride, add);
+    }
+    with_rows(a, a_stride, m, k, |a| product(a, n, b, c, c_stride, add));
+}
+
+/// `c[m, n] (+)= Aᵀ · B` for `a` stored `k × m`: the gradient of a matrix, summed over `k` rows.
+#[allow(clippy::too_many_arguments, reason = "the shape of a matrix product; a struct would only rename them")]
+pub(crate) fn gemm_columns(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: &[f32],
+    a_stride: usize,
+    b: Operand<'_>,
+    c: &mut [f32],
+    c_stride: usize,
+    add: bool,
+) {
+    if m == 0 || n == 0 {
         return;
     }
+    if k == 0 {
+        return fill_rows(m, n, c, c_stride, add);
+    }
+    with_columns(a, a_stride, m, k, |a| product(a, n, b, c, c_stride, add));
+}
+
+/// What is left of a product without inner steps.
+fn fill_rows(m: usize, n: usize, c: &mut [f32], c_stride: usize, add: bool) {
+    if !add {
+        (0..m).for_each(|r| c[r * c_stride..r * c_stride + n].fill(0.0));
+    }
+}
+
+fn product(a: &Rows<'_>, n: usize, b: Operand<'_>, c: &mut [f32], c_stride: usize, add: bool) {
+    let (m, k) = (a.m, a.k);
+    assert!((m - 1) * c_stride + n <= c.len(), "matrix product: the result does not fit");
     let c = SharedMut::new(c);
-    with_rows(a, a_stride, m, k, |a| {
-        each_panel(n, m * k * LANES, |p| {
-            let cols = LANES.min(n - p * LANES);
-            for (from, len) in k_blocks(k) {
-                with_wide(len * LANES, |wide| {
-                    b.panel(p * LANES, cols, from, len, wide);
-                    let out = Target { c, at: p * LANES, stride: c_stride, cols, add: add || from > 0 };
-                    // SAFETY: panel `p` is the only writer of its columns of `c`.
-                    unsafe { tiles(a, from, len, Panel::F32(wide), out) }
-                });
-            }
-        });
+    each_panel(n, m * k * LANES, |p| {
+        let cols = LANES.min(n - p * LANES);
+        for (from, len) in k_blocks(k) {
+            with_wide(len * LANES, |wide| {
+                b.panel(p * LANES, cols, from, len, wide);
+                let out = Target { c, at: p * LANES, stride: c_stride, cols, add: add || from > 0 };
+                // SAFETY: panel `p` is the only writer of its columns of `c`.
+                unsafe { tiles(a, from, len, Panel::F32(wide), out) }
+            });
+        }
     });
 }
 
@@ -105,6 +135,12 @@ mod tests {
             gemm(m, n, k, &a, k + pad, op, &mut c, n + 1, true);
             assert_eq!(c, want); // small integers: exact
         }
+        let at: Vec<f32> = (0..k * (m + 1))
+            .map(|i| if i % (m + 1) < m { a[i % (m + 1) * (k + pad) + i / (m + 1)] } else { 9.0 })
+            .collect();
+        let mut c = vec![0.5f32; m * (n + 1)];
+        gemm_columns(m, n, k, &at, m + 1, Operand::rows(&b, n + pad), &mut c, n + 1, true);
+        assert_eq!(c, want);
         let mut c = vec![7.0f32; 6];
         gemm(2, 2, 0, &a, 5, Operand::rows(&b, 2), &mut c, 3, false);
         assert_eq!(c, [0.0, 0.0, 7.0, 0.0, 0.0, 7.0]);

@@ -19,10 +19,11 @@ mod rows;
 
 pub(crate) use aligned::Aligned;
 pub(crate) use cholesky::{cholesky, invert_lower};
-pub(crate) use dense::{Operand, gemm};
+pub(crate) use dense::{Operand, gemm, gemm_columns};
 pub(crate) use kernel::{LANES, Panel, SharedMut, Target, tiles};
 pub(crate) use ops::{
-    add, dot, exp_in_place, log_sum_exp, rms_norm, rms_norm_backward, softmax_prefix, swiglu, swiglu_backward,
+    add, dot, exp_in_place, log_sum_exp, rms_norm, rms_norm_backward, rms_norm_weight_backward, softmax_prefix, swiglu,
+    swiglu_backward,
 };
 pub use packed::{Packed, Storage};
 pub(crate) use rows::Rows;

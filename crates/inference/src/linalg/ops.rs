@@ -158,6 +158,16 @@ wide! {
 }
 
 wide! {
+    /// Adds the derivative of [`rms_norm`] with respect to `weight` to `dw`: `dy * x * inv`.
+    pub(crate) fn rms_norm_weight_backward[FMA](x: &[f32], eps: f32, dy: &[f32], dw: &mut [f32]) {
+        let inv = 1.0 / (dot_body::<FMA>(x, x) / x.len() as f32 + eps).sqrt();
+        for ((w, x), d) in dw.iter_mut().zip(x).zip(dy) {
+            *w = fma::<FMA>(x * inv, *d, *w);
+        }
+    }
+}
+
+wide! {
     /// SwiGLU (arXiv 2002.05202): `out = gate * sigmoid(gate) * up`.
     pub(crate) fn swiglu[FMA](gate: &[f32], up: &[f32], out: &mut [f32]) {
         for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
@@ -304,6 +314,14 @@ mod tests {
             lo[i] -= 1e-2;
             let want = (loss(&hi) - loss(&lo)) / 2e-2;
             assert!((f64::from(dx[i]) - want).abs() < 2e-3, "{i}: {} {want}", dx[i]);
+        }
+        let mut dw = vec![0.25; n];
+        rms_norm_weight_backward(&x, 1e-5, &dy, &mut dw);
+        let mut plain = vec![0.0; n];
+        rms_norm(&x, &vec![1.0; n], 1e-5, &mut plain);
+        for i in 0..n {
+            // linear in the weight: the slope is the product itself
+            assert!((dw[i] - 0.25 - plain[i] * dy[i]).abs() < 1e-6, "{i}: {}", dw[i]);
         }
         let (mut dg, mut du) = (vec![0.0; n], vec![0.0; n]);
         swiglu_backward(&x, &w, &dy, &mut dg, &mut du);

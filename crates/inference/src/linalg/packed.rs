@@ -94,6 +94,14 @@ impl Packed {
         }
     }
 
+    /// Row-major values of some rows.
+    pub(crate) fn to_rows(&self, rows: std::ops::Range<usize>) -> Vec<f32> {
+        let mut out = vec![0.0; rows.len() * self.cols];
+        let first = rows.start;
+        out.par_chunks_exact_mut(self.cols.max(1)).enumerate().for_each(|(i, row)| self.row(first + i, row));
+        out
+    }
+
     /// `out[m, rows] (+)= x[m, cols] · Wᵀ`.
     pub(crate) fn forward(&self, x: &[f32], m: usize, out: &mut [f32], add: bool) {
         self.forward_at(x, m, out, 0, self.rows, add);
@@ -220,6 +228,14 @@ pub(super) fn with_rows<R>(x: &[f32], stride: usize, m: usize, k: usize, f: impl
     result
 }
 
+/// The same with the columns of `x`, which is stored `k × m`.
+pub(super) fn with_columns<R>(x: &[f32], stride: usize, m: usize, k: usize, f: impl FnOnce(&Rows<'_>) -> R) -> R {
+    let mut buffer = ROWS.take();
+    let result = f(&Rows::pack_columns(x, stride, m, k, &mut buffer));
+    ROWS.set(buffer);
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -315,6 +331,7 @@ mod tests {
         let mut row = [0.0; 5];
         packed.row(33, &mut row);
         assert_eq!(row, w[33 * 5..34 * 5]);
+        assert_eq!(packed.to_rows(31..35), w[31 * 5..35 * 5]);
         let mut bad = w;
         bad[17] = 70_000.0;
         assert_eq!(Packed::stack(&[&bad], 5, Storage::F16).unwrap_err(), 17);

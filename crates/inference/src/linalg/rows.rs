@@ -40,6 +40,19 @@ impl<'a> Rows<'a> {
         }
         Self { data: &buffer[..m * k], m, k }
     }
+    /// Packs the transpose of a `k × m` matrix, whose rows are `stride` apart: its columns become the rows.
+    pub fn pack_columns(x: &[f32], stride: usize, m: usize, k: usize, buffer: &'a mut Aligned<f32>) -> Self {
+        use rayon::prelude::*;
+        buffer.reserve(m * k);
+        let step = tile_rows(m);
+        buffer[..m * k].par_chunks_mut(step * k).enumerate().for_each(|(i, tile)| {
+            let rows = tile.len() / k;
+            for (j, out) in tile.chunks_exact_mut(rows).enumerate() {
+                out.copy_from_slice(&x[j * stride + i * step..][..rows]);
+            }
+        });
+        Self { data: &buffer[..m * k], m, k }
+    }
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.m

@@ -32,7 +32,7 @@ pub use score::{LogitVisitor, Scored};
 pub(crate) use forward::{Site, Step, add_bias, each_row, norm_heads, norm_rows, swiglu_rows};
 pub(crate) use rope::RopeTable;
 pub(crate) use sample::argmax;
-pub(crate) use weights::{Block, Values, Weights};
+pub(crate) use weights::{Block, HeadNorms, Values, Weights};
 
 use crate::gguf::Gguf;
 use std::sync::Arc;

@@ -24,6 +24,35 @@ impl Default for LoraConfig {
     }
 }
 
+/// What is trained.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trainable {
+    /// An adapter; all weights of the decoder stay as they are.
+    Lora(LoraConfig),
+    /// The norms: a few thousand values that repair what quantisation did to the rest.
+    Norms,
+    /// Every weight, from the values that the decoder has (exact only if it was loaded with `Storage::F32`). Memory:
+    /// about 20 bytes a weight.
+    Full,
+}
+
+impl From<LoraConfig> for Trainable {
+    fn from(lora: LoraConfig) -> Self {
+        Self::Lora(lora)
+    }
+}
+
+impl Trainable {
+    /// Share of an adapter's inputs that are set to 0.
+    pub(super) fn dropout(&self) -> f32 {
+        match self {
+            Self::Lora(lora) => lora.dropout,
+            Self::Norms | Self::Full => 0.0,
+        }
+    }
+}
+
 /// How the learning rate changes over the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -48,7 +77,7 @@ pub struct TrainConfig {
     pub beta1: f32,
     pub beta2: f32,
     pub epsilon: f32,
-    /// Longest allowed gradient (L2 norm over all adapter values).
+    /// Longest allowed gradient (L2 norm over all trained values).
     pub clip_norm: Option<f32>,
     /// Order of samples, start values and dropout follow from it.
     pub seed: u64,
@@ -124,27 +153,46 @@ pub struct StepReport {
 }
 
 /// Refuses what cannot be trained.
-pub(super) fn check(lora: &LoraConfig, config: &TrainConfig) -> Result<(), ModelError> {
+pub(super) fn check(trainable: &Trainable, config: &TrainConfig) -> Result<(), ModelError> {
+    let lora = match trainable {
+        Trainable::Lora(lora) => lora_problem(lora),
+        Trainable::Norms | Trainable::Full => None,
+    };
+    match lora.or_else(|| config_problem(config)) {
+        Some(problem) => Err(ModelError::input(format!("training configuration: {problem}"))),
+        None => Ok(()),
+    }
+}
+
+fn positive(v: f32) -> bool {
+    v.is_finite() && v > 0.0
+}
+
+fn lora_problem(lora: &LoraConfig) -> Option<&'static str> {
     let mut targets = lora.targets.clone();
     targets.sort_unstable();
     targets.dedup();
-    let positive = |v: f32| v.is_finite() && v > 0.0;
-    let problem = if lora.rank == 0 || !positive(lora.alpha) {
-        "rank and alpha must be above 0"
+    if lora.rank == 0 || !positive(lora.alpha) {
+        Some("rank and alpha must be above 0")
     } else if targets.is_empty() || targets.len() != lora.targets.len() {
-        "targets must be given, each once"
+        Some("targets must be given, each once")
     } else if !(0.0..1.0).contains(&lora.dropout) {
-        "dropout must be in 0..1"
-    } else if config.batch == 0 || config.steps == 0 {
-        "steps and batch must be at least 1"
-    } else if !positive(config.learning_rate) || !positive(config.epsilon) || config.weight_decay < 0.0 {
-        "learning_rate and epsilon must be above 0, weight_decay not below"
-    } else if ![config.beta1, config.beta2].iter().all(|b| (0.0..1.0).contains(b)) {
-        "beta1 and beta2 must be in 0..1"
-    } else if config.clip_norm.is_some_and(|c| !positive(c)) {
-        "clip_norm must be above 0"
+        Some("dropout must be in 0..1")
     } else {
-        return Ok(());
-    };
-    Err(ModelError::input(format!("training configuration: {problem}")))
+        None
+    }
+}
+
+fn config_problem(config: &TrainConfig) -> Option<&'static str> {
+    if config.batch == 0 || config.steps == 0 {
+        Some("steps and batch must be at least 1")
+    } else if !positive(config.learning_rate) || !positive(config.epsilon) || config.weight_decay < 0.0 {
+        Some("learning_rate and epsilon must be above 0, weight_decay not below")
+    } else if ![config.beta1, config.beta2].iter().all(|b| (0.0..1.0).contains(b)) {
+        Some("beta1 and beta2 must be in 0..1")
+    } else if config.clip_norm.is_some_and(|c| !positive(c)) {
+        Some("clip_norm must be above 0")
+    } else {
+        None
+    }
 }

@@ -1,10 +1,15 @@
 //! Cross-entropy of the answers' tokens; logits exist only where an answer token is predicted.
 
-use crate::linalg::{log_sum_exp, rms_norm_backward};
-use crate::model::Weights;
+use super::{
+    dense::{Part, tied},
+    pass::Pass,
+};
+use crate::linalg::{exp_in_place, log_sum_exp, rms_norm_backward};
 use crate::model::norm_rows;
+use rayon::prelude::*;
 
-/// Rows of logits in memory at a time.
+/// Logits in memory at a time, and the fewest rows of them.
+const LOGITS: usize = 4 << 20;
 const ROWS: usize = 64;
 
 /// A row of the residual stream and the token it must predict.
@@ -13,39 +18,52 @@ pub(super) struct Prediction {
     pub token: u32,
 }
 
-/// Gets inputs of the output matrix, their number, and the gradients of the logits.
-pub(super) type SeeLogits<'a> = dyn FnMut(&[f32], usize, &[f32]) + 'a;
-
-/// Sum of the losses; `dx` (all rows) gets the gradient of `sum · scale`.
-pub(super) fn cross_entropy(
-    w: &Weights,
-    x: &[f32],
-    predictions: &[Prediction],
-    scale: f32,
-    dx: &mut [f32],
-    see: &mut SeeLogits<'_>,
-) -> f64 {
-    let c = &w.config;
-    let mut total = 0.0f64;
-    for part in predictions.chunks(ROWS) {
-        let m = part.len();
-        let rows: Vec<f32> = part.iter().flat_map(|p| &x[p.row * c.width..][..c.width]).copied().collect();
-        let mut normed = vec![0.0; m * c.width];
-        norm_rows(&rows, &w.norm, c.rms_eps, &mut normed);
-        let mut logits = vec![0.0; m * c.vocab];
-        w.output.forward(&normed, m, &mut logits, false);
-        for (row, p) in logits.chunks_exact_mut(c.vocab).zip(part) {
-            let log_sum = log_sum_exp(row);
-            total += f64::from(log_sum - row[p.token as usize]);
-            crate::linalg::exp_in_place(row, log_sum); // the softmax
-            row[p.token as usize] -= 1.0;
-            row.iter_mut().for_each(|d| *d *= scale);
+impl Pass<'_> {
+    /// Sum of the losses; `dx` (all rows) gets the gradient of `sum · scale`.
+    pub(super) fn cross_entropy(
+        &self,
+        x: &[f32],
+        predictions: &[Prediction],
+        scale: f32,
+        dx: &mut [f32],
+        grads: &mut [f32],
+    ) -> f64 {
+        let c = &self.weights.config;
+        let norm = self.params.vector(Part::OutputNorm, &self.weights.norm);
+        let output = self.effective.output(self.weights);
+        let part_of = if tied(self.weights) { Part::Embedding } else { Part::Output };
+        let mut total = 0.0f64;
+        for part in predictions.chunks(ROWS.max(LOGITS / c.vocab)) {
+            let m = part.len();
+            let rows: Vec<f32> = part.iter().flat_map(|p| &x[p.row * c.width..][..c.width]).copied().collect();
+            let mut normed = vec![0.0; m * c.width];
+            norm_rows(&rows, norm, c.rms_eps, &mut normed);
+            let mut logits = vec![0.0; m * c.vocab];
+            output.forward(&normed, m, &mut logits, false);
+            total += softmax_errors(&mut logits, c.vocab, part, scale);
+            self.observe(None, &normed, m, &logits, c.vocab);
+            self.params.matrix_gradient(part_of, &normed, m, &logits, c.vocab, grads);
+            output.backward(&logits, m, &mut normed, false);
+            let pairs = || rows.chunks_exact(c.width).zip(normed.chunks_exact(c.width));
+            self.params.norm_gradient(Part::OutputNorm, c.rms_eps, pairs(), grads);
+            for ((row, dy), p) in pairs().zip(part) {
+                rms_norm_backward(row, norm, c.rms_eps, dy, &mut dx[p.row * c.width..][..c.width]);
+            }
         }
-        see(&normed, m, &logits);
-        w.output.backward(&logits, m, &mut normed, false);
-        for ((row, dy), p) in rows.chunks_exact(c.width).zip(normed.chunks_exact(c.width)).zip(part) {
-            rms_norm_backward(row, &w.norm, c.rms_eps, dy, &mut dx[p.row * c.width..][..c.width]);
-        }
+        total
     }
-    total
+}
+
+/// Turns logits into the gradient of the loss times `scale`; returns the sum of the losses.
+fn softmax_errors(logits: &mut [f32], vocab: usize, predictions: &[Prediction], scale: f32) -> f64 {
+    let one = |(row, p): (&mut [f32], &Prediction)| {
+        let log_sum = log_sum_exp(row);
+        let loss = f64::from(log_sum - row[p.token as usize]);
+        exp_in_place(row, log_sum); // the softmax
+        row[p.token as usize] -= 1.0;
+        row.iter_mut().for_each(|d| *d *= scale);
+        loss
+    };
+    let losses: Vec<f64> = logits.par_chunks_exact_mut(vocab).zip(predictions).map(one).collect();
+    losses.iter().sum()
 }

@@ -34,53 +34,74 @@ fn loss(trainer: &Trainer, grads: &mut [f32]) -> f64 {
     let texts: Vec<&Sample> = trainer.samples.iter().collect();
     let pass = pass::Pass {
         weights: &trainer.decoder.weights,
+        effective: &trainer.effective,
         params: &trainer.params,
-        dropout: trainer.lora.dropout,
+        dropout: trainer.trainable.dropout(),
         noise: [1, 2, 3],
         observer: None,
     };
     pass.run(&texts, 1.0, grads)
 }
 
-fn gradient_check(arch: Arch, lora: LoraConfig) {
-    let mut t = Trainer::new(&decoder(arch), lora, config(), samples()).unwrap();
+/// Compares the gradient of every tensor with slopes at some of its values.
+fn gradient_check(arch: Arch, trainable: impl Into<Trainable>, tensors: usize) {
+    let mut t = Trainer::new(&decoder(arch), trainable, config(), samples()).unwrap();
     // B starts at zero, which would hide the gradient of A.
-    let noise = crate::model::tests::noise(t.params.len(), 5, 0.2);
-    t.params.values_mut().iter_mut().zip(&noise).for_each(|(v, n)| *v += n);
+    if t.adapter().is_ok() {
+        let noise = crate::model::tests::noise(t.params.len(), 5, 0.2);
+        t.params.values_mut().iter_mut().zip(&noise).for_each(|(v, n)| *v += n);
+    }
     let mut grads = vec![0.0; t.params.len()];
     loss(&t, &mut grads);
-    let names: Vec<(usize, Target)> = t.params.slots().map(|s| (s.layer, s.target)).collect();
-    assert_eq!(names.len(), 2 * t.lora.targets.len());
-    let scale = grads.iter().fold(0.0f32, |a, g| a.max(g.abs()));
+    let mut ranges: Vec<(String, std::ops::Range<usize>)> = t
+        .params
+        .slots()
+        .flat_map(|s| [(s.target.tensor(s.layer) + ".a", s.a.clone()), (s.target.tensor(s.layer) + ".b", s.b.clone())])
+        .collect();
+    ranges.extend(t.params.parts().map(|(part, _)| (part.name(), t.params.part(part).unwrap())));
+    assert_eq!(ranges.len(), tensors);
+    assert_eq!(ranges.iter().map(|(_, r)| r.len()).sum::<usize>(), grads.len());
     let mut scratch = vec![0.0; grads.len()];
-    let mut checked = 0;
-    for i in (0..grads.len()).step_by(7) {
-        let h = 4e-3;
+    let mut slope = |t: &mut Trainer, i: usize, h: f32| {
         let old = t.params.values()[i];
-        t.params.values_mut()[i] = old + h;
-        let high = loss(&t, &mut scratch);
-        t.params.values_mut()[i] = old - h;
-        let low = loss(&t, &mut scratch);
-        t.params.values_mut()[i] = old;
-        let want = (high - low) / (2.0 * f64::from(h));
-        let error = (f64::from(grads[i]) - want).abs();
-        assert!(error < 2e-3 * f64::from(scale) + 1e-2 * want.abs(), "value {i}: {} and {want}", grads[i]);
-        checked += 1;
+        let mut at = |v: f32| {
+            t.params.values_mut()[i] = v;
+            t.effective = Effective::new(&t.decoder.weights, &t.params).unwrap();
+            loss(t, &mut scratch)
+        };
+        let (high, low) = (at(old + h), at(old - h));
+        at(old);
+        (high - low) / (2.0 * f64::from(h))
+    };
+    for (name, range) in ranges {
+        let scale = f64::from(grads[range.clone()].iter().fold(0.0f32, |a, g| a.max(g.abs())));
+        for i in range.clone().step_by((range.len() / 12).max(1)) {
+            let (got, want) = (f64::from(grads[i]), slope(&mut t, i, 4e-3));
+            let error = (got - want).abs();
+            assert!(error < 1e-2 * scale + 1e-2 * want.abs() + 2e-3, "{name}, value {i}: {got} and {want}");
+        }
     }
-    assert!(checked > 100);
 }
 
 #[test]
 fn gradients_match_finite_differences() {
-    gradient_check(Arch::Llama, all_targets());
-    gradient_check(Arch::Qwen2, LoraConfig { rank_stabilized: true, ..all_targets() });
-    gradient_check(Arch::Qwen3, all_targets());
+    gradient_check(Arch::Llama, all_targets(), 2 * 7 * 2);
+    gradient_check(Arch::Qwen2, LoraConfig { rank_stabilized: true, ..all_targets() }, 2 * 7 * 2);
+    gradient_check(Arch::Qwen3, all_targets(), 2 * 7 * 2);
+}
+
+#[test]
+fn gradients_of_whole_tensors_match_finite_differences() {
+    gradient_check(Arch::Llama, Trainable::Full, 2 + 2 * 9);
+    gradient_check(Arch::Qwen2, Trainable::Full, 2 + 2 * 10);
+    gradient_check(Arch::Qwen3, Trainable::Full, 2 + 2 * 11);
+    gradient_check(Arch::Qwen3, Trainable::Norms, 1 + 2 * 4);
 }
 
 #[test]
 fn gradients_match_with_dropout_and_few_targets() {
     let lora = LoraConfig { dropout: 0.3, targets: vec![Target::K, Target::O, Target::Down], ..all_targets() };
-    gradient_check(Arch::Llama, lora);
+    gradient_check(Arch::Llama, lora, 2 * 3 * 2);
 }
 
 #[test]
@@ -154,15 +175,70 @@ fn an_interrupted_run_ends_with_the_same_bits() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let d = decoder(Arch::Llama);
-    let run = |threads: usize| {
+    let run = |trainable: Trainable, threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let mut t = Trainer::new(&d, all_targets(), config(), samples()).unwrap();
+            let mut t = Trainer::new(&d, trainable, config(), samples()).unwrap();
             t.run(&mut |_| ControlFlow::Continue(())).unwrap();
             t.save()
         })
     };
-    assert_eq!(run(1), run(4));
+    for trainable in [Trainable::Lora(all_targets()), Trainable::Full] {
+        assert_eq!(run(trainable.clone(), 1), run(trainable, 4));
+    }
+}
+
+#[test]
+fn a_whole_model_learns_and_its_file_computes_what_the_trainer_computes() {
+    let base = tiny_file(Arch::Qwen2);
+    let d = Decoder::load_with(&base, Storage::F32).unwrap();
+    let c = TrainConfig { steps: 30, batch: 5, weight_decay: 0.1, pass_tokens: 100, ..config() };
+    let fresh = || Trainer::new(&d, Trainable::Full, c.clone(), samples()).unwrap();
+    let mut t = fresh();
+    let mut losses = vec![];
+    let mut middle = vec![];
+    for _ in 0..30 {
+        if t.steps_done() == 12 {
+            middle = t.save();
+        }
+        losses.push(t.step().unwrap().loss);
+    }
+    assert!(losses[29] < 0.2 * losses[0], "{losses:?}");
+    let mut resumed = fresh();
+    resumed.restore(&middle).unwrap();
+    resumed.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(resumed.save(), t.save());
+
+    let trained = t.tensors();
+    assert_eq!(trained.len(), base.tensors().len());
+    let file = crate::model::tests::reopened(base.metadata(), with_tensors(&base, &trained).unwrap());
+    let again = Trainer::new(&Decoder::load_with(&file, Storage::F32).unwrap(), Trainable::Full, c, samples()).unwrap();
+    assert_eq!(again.params.values(), t.params.values());
+    assert!(again.adapter().unwrap_err().to_string().contains("whole tensors"));
+    let short = [("output_norm.weight".to_owned(), vec![1.0])].into();
+    assert!(with_tensors(&base, &short).err().unwrap().to_string().contains("1 trained values, the base has 24"));
+    let unknown = [("rope_freqs.weight".to_owned(), vec![1.0])].into();
+    assert!(with_tensors(&base, &unknown).err().unwrap().to_string().contains("no such tensor"));
+}
+
+#[test]
+fn random_weights_have_the_wanted_spread_and_load() {
+    let c = decoder(Arch::Llama).config().clone();
+    let file = |seed| crate::model::tests::reopened(tiny_file(Arch::Llama).metadata(), random_model(&c, seed).unwrap());
+    let spread = |name: &str, file: &crate::gguf::Gguf| {
+        let v = file.dequantize(file.tensor(name).unwrap()).unwrap();
+        (v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / v.len() as f64).sqrt()
+    };
+    let (a, b) = (file(1), file(1));
+    assert!(a.tensors().iter().zip(b.tensors()).all(|(x, y)| a.bytes(x) == b.bytes(y)));
+    assert_ne!(a.bytes(&a.tensors()[0]), file(2).bytes(&a.tensors()[0]));
+    for (name, want) in [("token_embd.weight", 0.02), ("blk.1.ffn_down.weight", 0.01), ("blk.0.attn_norm.weight", 1.0)]
+    {
+        let got = spread(name, &a);
+        assert!((got / want - 1.0).abs() < 0.1, "{name}: {got}");
+    }
+    assert!(Decoder::load(&a).is_ok());
+    assert!(random_model(decoder(Arch::Qwen2).config(), 1).is_err());
 }
 
 #[test]
@@ -170,7 +246,7 @@ fn every_epoch_has_every_sample_once() {
     let t = Trainer::new(&decoder(Arch::Llama), all_targets(), config(), samples()).unwrap();
     let mut seen = vec![];
     for step in 0..5 {
-        let t = Trainer { step, ..Trainer::new(&t.decoder, t.lora.clone(), t.config.clone(), samples()).unwrap() };
+        let t = Trainer { step, ..Trainer::new(&t.decoder, all_targets(), t.config.clone(), samples()).unwrap() };
         seen.extend(t.next_samples());
     }
     for epoch in seen.chunks(5) {
