@@ -4,6 +4,7 @@ mod cancel;
 mod import;
 mod ingest;
 mod jobs;
+mod lora;
 mod peer;
 mod query;
 mod reconnect;
@@ -33,6 +34,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "import", package: "flywheel-tests", example: "otlp_load", drive: Some(import::drive) },
     Bench { name: "reconnect", package: "flywheel-tests", example: "reconnect", drive: Some(reconnect::drive) },
     Bench { name: "query", package: "flywheel-lake", example: "bulk_load", drive: Some(query::drive) },
+    Bench { name: "lora", package: "flywheel-inference", example: "lora_bench", drive: Some(lora::drive) },
     Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
 ];
 
