@@ -60,14 +60,14 @@ pub fn model() -> ModelConfig {
     }
 }
 
-/// About 1.2 million tokens, 1.4 epochs.
+/// About 2 million tokens, a little more than two epochs.
 pub fn training() -> TrainConfig {
     TrainConfig {
-        steps: 1200,
+        steps: 2000,
         batch: 2,
         learning_rate: 1.5e-3,
         schedule: Schedule::Cosine,
-        warmup_steps: 60,
+        warmup_steps: 100,
         weight_decay: 0.1,
         beta1: 0.9,
         beta2: 0.95,
@@ -75,5 +75,6 @@ pub fn training() -> TrainConfig {
         clip_norm: Some(1.0),
         seed: SEED,
         pass_tokens: 2 * WINDOW,
+        ..TrainConfig::default()
     }
 }
