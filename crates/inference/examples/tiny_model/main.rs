@@ -124,7 +124,7 @@ fn samples(tokenizer: &Tokenizer, texts: &[Parts]) -> Vec<Sample> {
         let tokens = tokenizer.encode(&text.train, false);
         println!("{}: {} tokens to learn", text.name, tokens.len());
         let windows = tokens.chunks_exact(recipe::WINDOW);
-        out.extend(windows.map(|w| Sample { tokens: w.to_vec(), answer_from: 1 }));
+        out.extend(windows.map(|w| Sample::new(w.to_vec(), 1)));
     }
     out
 }

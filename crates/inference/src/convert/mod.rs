@@ -9,6 +9,7 @@ mod source;
 mod tensors;
 
 pub use crate::safetensors_file::SafetensorsError;
+pub(crate) use tensors::interleave;
 
 use crate::codec::{self, CodecError};
 use crate::gguf::{GgufError, TensorSpec, TensorType, Writer};

@@ -54,7 +54,7 @@ impl Entry {
 }
 
 /// Row `i` and row `i + half` of a head become rows `2 i` and `2 i + 1`.
-fn interleave(values: &[f32], heads: usize, cols: usize) -> Vec<f32> {
+pub(crate) fn interleave(values: &[f32], heads: usize, cols: usize) -> Vec<f32> {
     let head_len = values.len() / heads;
     let half = head_len / cols / 2;
     let mut out = Vec::with_capacity(values.len());

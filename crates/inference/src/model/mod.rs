@@ -14,6 +14,7 @@ mod kv;
 mod lora;
 mod mask;
 mod merge;
+mod peft;
 mod rope;
 mod sample;
 mod score;

@@ -1,7 +1,7 @@
 //! What to train and how, what goes in and what a step reports.
 
+use super::grid::WeightGrid;
 use crate::model::{ModelError, Target};
-use crate::tokenizer::{ChatTemplate, Message, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 /// The shape of the adapter.
@@ -85,6 +85,12 @@ pub struct TrainConfig {
     /// need. More is faster and costs memory: about 4 bytes × layers × (4 · width + 2 · ffn) a token. A longer sample is
     /// a pass of its own.
     pub pass_tokens: usize,
+    /// Keep only what goes into each block and compute the rest again in the backward pass (arXiv 1604.06174): about a
+    /// third more time, and 4 bytes × layers × width a token instead of the above. The result is the same to the bit.
+    pub recompute: bool,
+    /// Train for matrices in this format: an adapter (without dropout) is folded in before they are rounded, as a merge and
+    /// the quantiser will do.
+    pub grid: Option<WeightGrid>,
 }
 
 impl Default for TrainConfig {
@@ -103,36 +109,9 @@ impl Default for TrainConfig {
             clip_norm: Some(1.0),
             seed: 0,
             pass_tokens: 640,
+            recompute: false,
+            grid: None,
         }
-    }
-}
-
-/// One training text: the loss counts only `tokens[answer_from..]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
-    pub tokens: Vec<u32>,
-    /// Index of the first token of the answer, at least 1.
-    pub answer_from: usize,
-}
-
-impl Sample {
-    /// A conversation and its answer as the model reads and writes them; the loss counts the answer and its end mark.
-    ///
-    /// # Errors
-    /// [`ModelError::Input`] for a conversation that the template refuses or a vocabulary without its end mark.
-    pub fn chat(
-        tokenizer: &Tokenizer,
-        template: &ChatTemplate,
-        asked: &[Message<'_>],
-        answer: &str,
-    ) -> Result<Self, ModelError> {
-        let mut tokens = tokenizer.encode_chat(template, asked, true).map_err(|e| ModelError::input(e.to_string()))?;
-        let answer_from = tokens.len();
-        tokens.extend(tokenizer.encode(answer, false));
-        let end = template.end_of_answer();
-        let no_end = || ModelError::input(format!("the vocabulary has no `{end}`, which ends an answer"));
-        tokens.push(tokenizer.id_of(end).ok_or_else(no_end)?);
-        Ok(Self { tokens, answer_from })
     }
 }
 
@@ -141,14 +120,15 @@ impl Sample {
 pub struct StepReport {
     /// Steps done, this one included.
     pub step: usize,
-    /// Mean negative log-likelihood of the answers' tokens before the step, nats.
+    /// Mean loss of the answers' tokens before the step, by their weights: negative log-likelihood in nats, or what
+    /// [`Distillation`](super::Distillation) makes of it.
     pub loss: f32,
     /// Norm of the gradient before clipping.
     pub grad_norm: f32,
     pub learning_rate: f32,
     /// Tokens of the step's samples.
     pub tokens: usize,
-    /// Tokens that the loss counted.
+    /// Tokens that the loss counted: those with a weight above 0.
     pub answer_tokens: usize,
 }
 
@@ -158,7 +138,9 @@ pub(super) fn check(trainable: &Trainable, config: &TrainConfig) -> Result<(), M
         Trainable::Lora(lora) => lora_problem(lora),
         Trainable::Norms | Trainable::Full => None,
     };
-    match lora.or_else(|| config_problem(config)) {
+    let both = (config.grid.is_some() && trainable.dropout() > 0.0)
+        .then_some("dropout must be 0 when training for a weight format: the adapter is part of the matrix then");
+    match lora.or(both).or_else(|| config_problem(config)) {
         Some(problem) => Err(ModelError::input(format!("training configuration: {problem}"))),
         None => Ok(()),
     }

@@ -1,11 +1,14 @@
-//! The matrices that a pass computes with where they are not those of the decoder: trained as a whole.
+//! The matrices that a pass computes with where they are not those of the decoder: trained as
+//! a whole, or rounded to the grid of a format.
 
 use super::{
-    dense::{Part, stacked},
+    dense::{Part, matrix, stacked},
+    grid::WeightGrid,
     params::Params,
 };
 use crate::linalg::{Packed, Storage};
 use crate::model::{Block, ModelError, Site, Target, Weights};
+use std::borrow::Cow;
 
 const SITES: [Site; 4] = [Site::Qkv, Site::Out, Site::GateUp, Site::Down];
 
@@ -18,28 +21,42 @@ pub(super) struct Effective {
 }
 
 impl Effective {
-    /// Packs the trained values of `params`; nothing for a run on adapters or norms.
-    pub fn new(w: &Weights, params: &Params) -> Result<Self, ModelError> {
-        if params.part(Part::Embedding).is_none() {
-            return Ok(Self::default());
-        }
+    /// Packs trained matrices, and all matrices of blocks as `grid` would keep them; nothing for a run on adapters or norms
+    /// without a grid.
+    pub fn new(w: &Weights, params: &Params, grid: Option<WeightGrid>) -> Result<Self, ModelError> {
+        let blocks = w.blocks.iter().map(|_| [const { None }; 4]).collect();
+        let mut this = Self { blocks, embedding: None, output: None };
+        this.build(w, params, grid, true)?;
+        Ok(this)
+    }
+
+    /// The same after `params` changed.
+    pub fn update(&mut self, w: &Weights, params: &Params, grid: Option<WeightGrid>) -> Result<(), ModelError> {
+        self.build(w, params, grid, false)
+    }
+
+    fn build(&mut self, w: &Weights, params: &Params, grid: Option<WeightGrid>, all: bool) -> Result<(), ModelError> {
         let pack = |part: Part| {
             let values = params.part(part).map(|range| &params.values()[range]);
             values.map(|v| packed(&[v], w.config.width, &part.name())).transpose()
         };
-        let mut this = Self { blocks: Vec::new(), embedding: pack(Part::Embedding)?, output: pack(Part::Output)? };
-        for layer in 0..w.blocks.len() {
-            let mut row = [const { None }; 4];
+        (self.embedding, self.output) = (pack(Part::Embedding)?, pack(Part::Output)?);
+        let trained = |layer: usize, t: Target| params.part(Part::Matrix(layer, t)).is_some();
+        for (layer, row) in self.blocks.iter_mut().enumerate() {
             for (slot, site) in row.iter_mut().zip(SITES) {
-                let values = |t: &Target| params.part(Part::Matrix(layer, *t)).map(|range| &params.values()[range]);
-                let parts: Option<Vec<&[f32]>> = stacked(site).iter().map(values).collect();
-                let (_, inputs) = stacked(site)[0].shape(&w.config);
-                let pack = |parts: Vec<&[f32]>| packed(&parts, inputs, &stacked(site)[0].tensor(layer));
-                *slot = parts.map(pack).transpose()?;
+                let targets = stacked(site);
+                let whole = targets.iter().any(|t| trained(layer, *t));
+                let adapted = targets.iter().any(|t| params.slot(layer, *t).is_some());
+                if whole || grid.is_some() && (all || adapted) {
+                    let values = |t: &Target| matrix_values(w, params, grid, layer, *t);
+                    let parts = targets.iter().map(values).collect::<Result<Vec<_>, _>>()?;
+                    let parts: Vec<&[f32]> = parts.iter().map(|p| &**p).collect();
+                    let (_, inputs) = targets[0].shape(&w.config);
+                    *slot = Some(packed(&parts, inputs, &targets[0].tensor(layer))?);
+                }
             }
-            this.blocks.push(row);
         }
-        Ok(this)
+        Ok(())
     }
 
     /// The matrices of a site.
@@ -59,6 +76,28 @@ impl Effective {
         let tied = || self.embedding.as_ref().filter(|_| super::dense::tied(w));
         self.output.as_ref().or_else(tied).unwrap_or(&w.output)
     }
+}
+
+/// What a pass computes with for one matrix: trained or frozen values, an adapter folded in, rounded.
+fn matrix_values<'a>(
+    w: &Weights,
+    params: &'a Params,
+    grid: Option<WeightGrid>,
+    layer: usize,
+    target: Target,
+) -> Result<Cow<'a, [f32]>, ModelError> {
+    let mut values = match params.part(Part::Matrix(layer, target)) {
+        Some(range) => Cow::Borrowed(&params.values()[range]),
+        None => Cow::Owned(matrix(w, layer, target)),
+    };
+    if let Some(grid) = grid {
+        let values = values.to_mut();
+        if let Some(slot) = params.slot(layer, target) {
+            crate::linalg::add(values, &params.delta(slot));
+        }
+        grid.round(values, target.shape(&w.config).1, &target.tensor(layer))?;
+    }
+    Ok(values)
 }
 
 fn packed(parts: &[&[f32]], cols: usize, name: &str) -> Result<Packed, ModelError> {

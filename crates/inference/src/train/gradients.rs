@@ -64,7 +64,7 @@ fn one_text(
     text: &[u32],
     sums: &mut BTreeMap<Option<(usize, Target)>, Sums>,
 ) -> f64 {
-    let sample = Sample { tokens: text.to_vec(), answer_from: 1 };
+    let sample = Sample::new(text.to_vec(), 1);
     // The output matrix is seen in parts; a part's share of the norm leaves out products between parts.
     let mut see = |matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize| {
         let c = decoder.config();
@@ -79,8 +79,8 @@ fn one_text(
         s.norm2 += product_norm2(x, inputs, dy, outputs, stride, m);
     };
     let observer: RefCell<&mut pass::Observer<'_>> = RefCell::new(&mut see);
-    let (weights, effective) = (&*decoder.weights, &Effective::default());
-    let pass = pass::Pass { weights, effective, params, dropout: 0.0, noise: [0; 3], observer: Some(&observer) };
+    let effective = Effective::default();
+    let pass = pass::Pass { observer: Some(&observer), ..pass::Pass::plain(&decoder.weights, params, &effective) };
     pass.run(&[&sample], 1.0, &mut [])
 }
 

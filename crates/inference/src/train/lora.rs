@@ -24,6 +24,16 @@ impl Params {
         (&self.values()[slot.a.clone()], &self.values()[slot.b.clone()])
     }
 
+    /// The change of a matrix, `scale · B · A`, summed in the order of a merge.
+    pub fn delta(&self, slot: &Slot) -> Vec<f32> {
+        let (a, b) = self.pair(slot);
+        let (outputs, inputs) = (slot.outputs, slot.inputs);
+        let scaled: Vec<f32> = b.iter().map(|b| b * self.scale).collect();
+        let mut out = vec![0.0; outputs * inputs];
+        gemm_columns(outputs, inputs, self.rank, &scaled, outputs, Operand::rows(a, inputs), &mut out, inputs, false);
+        out
+    }
+
     /// `y[.., at..] += scale · (x · Aᵀ) · Bᵀ`.
     pub fn forward(&self, slot: &Slot, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
         let (a, b) = self.pair(slot);

@@ -9,30 +9,37 @@
 mod attention;
 mod config;
 mod dense;
+mod distill;
 mod effective;
 mod gradients;
+mod grid;
 mod layout;
 mod lora;
 mod loss;
 mod optimizer;
 mod params;
 mod pass;
+mod sample;
 mod start;
 mod state;
 
-pub use config::{LoraConfig, Sample, Schedule, StepReport, TrainConfig, Trainable};
+pub use config::{LoraConfig, Schedule, StepReport, TrainConfig, Trainable};
+pub use distill::Distillation;
 pub use gradients::{MatrixGradient, matrix_gradients};
+pub use grid::WeightGrid;
+pub use sample::Sample;
 pub use start::{random_model, with_tensors};
 
 use crate::model::{Adapter, Decoder, ModelError, Pair};
 use config::check;
+use distill::Teacher;
 use effective::Effective;
 use optimizer::Adam;
 use params::Params;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 
 /// A training run.
 #[derive(Debug)]
@@ -43,6 +50,7 @@ pub struct Trainer {
     samples: Vec<Sample>,
     params: Params,
     effective: Effective,
+    teacher: Option<Teacher>,
     adam: Adam,
     step: usize,
     /// Digest of everything that decides the run's result; a saved state of another run is refused.
@@ -66,19 +74,26 @@ impl Trainer {
             return Err(ModelError::input("there are no training samples"));
         }
         for (i, sample) in samples.iter().enumerate() {
-            decoder.check_tokens(&sample.tokens, &format!("sample {i}"))?;
-            if sample.answer_from == 0 || sample.answer_from >= sample.tokens.len() {
-                let what =
-                    format!("sample {i}: the answer starts at token {} of {}", sample.answer_from, sample.tokens.len());
-                return Err(ModelError::input(what));
-            }
+            let name = format!("sample {i}");
+            decoder.check_tokens(&sample.tokens, &name)?;
+            sample.check(&name)?;
         }
         let params = Params::new(&decoder.weights, &trainable, config.seed);
-        let effective = Effective::new(&decoder.weights, &params)?;
+        let effective = Effective::new(&decoder.weights, &params, config.grid)?;
         let adam = Adam::new(params.len());
         let fingerprint = state::fingerprint(decoder, &trainable, &config, &samples);
-        let decoder = decoder.clone();
-        Ok(Self { decoder, trainable, config, samples, params, effective, adam, step: 0, fingerprint })
+        let (decoder, teacher) = (decoder.clone(), None);
+        Ok(Self { decoder, trainable, config, samples, params, effective, teacher, adam, step: 0, fingerprint })
+    }
+
+    /// The same run with a loss that compares with `teacher`'s predictions.
+    ///
+    /// # Errors
+    /// [`ModelError::Input`] for a teacher with another vocabulary, a temperature that is not above 0 or a share outside 0..=1.
+    pub fn distill(mut self, teacher: &Decoder, how: Distillation) -> Result<Self, ModelError> {
+        self.fingerprint = state::with_teacher(&self.fingerprint, teacher, how);
+        self.teacher = Some(Teacher::new(&self.decoder, teacher, how)?);
+        Ok(self)
     }
 
     /// Steps done.
@@ -96,11 +111,15 @@ impl Trainer {
     ///
     /// # Errors
     /// [`ModelError::NotFinite`] naming the loss or the trained tensor; the trained values stay those of before.
+    /// [`ModelError::Weight`] where a matrix left the range of numbers or of its format; the run is over then.
     pub fn step(&mut self) -> Result<StepReport, ModelError> {
         let batch = self.next_samples();
-        let answer_tokens: usize = batch.iter().map(|i| self.answer(*i).len()).sum();
-        let (loss, mut grads) = self.gradients(&batch, 1.0 / answer_tokens as f32);
-        let loss = (loss / answer_tokens as f64) as f32;
+        let of_batch = || batch.iter().map(|i| &self.samples[*i]);
+        let tokens: usize = of_batch().map(|s| s.tokens.len()).sum();
+        let answer_tokens: usize = of_batch().map(Sample::counted).sum();
+        let weight: f64 = of_batch().map(Sample::total_weight).sum();
+        let (loss, mut grads) = self.gradients(&batch, 1.0 / weight as f32);
+        let loss = (loss / weight) as f32;
         if !loss.is_finite() {
             return Err(not_finite(format!("the loss of step {}", self.step + 1)));
         }
@@ -114,9 +133,8 @@ impl Trainer {
         let learning_rate = self.learning_rate();
         let decayed = self.params.decayed();
         self.adam.update(&self.config, learning_rate, self.step + 1, &decayed, &grads, self.params.values_mut());
-        self.effective = Effective::new(&self.decoder.weights, &self.params)?;
+        self.effective.update(&self.decoder.weights, &self.params, self.config.grid)?;
         self.step += 1;
-        let tokens = batch.iter().map(|i| self.samples[*i].tokens.len()).sum();
         Ok(StepReport { step: self.step, loss, grad_norm: norm, learning_rate, tokens, answer_tokens })
     }
 
@@ -126,17 +144,50 @@ impl Trainer {
         let mut loss = 0.0f64;
         for (number, samples) in self.passes(batch).into_iter().enumerate() {
             let texts: Vec<&Sample> = samples.iter().map(|i| &self.samples[*i]).collect();
-            let pass = pass::Pass {
-                weights: &self.decoder.weights,
-                effective: &self.effective,
-                params: &self.params,
-                dropout: self.trainable.dropout(),
-                noise: [self.config.seed, self.step as u64, number as u64],
-                observer: None,
-            };
+            let noise = [self.config.seed, self.step as u64, number as u64];
+            let pass = pass::Pass { dropout: self.trainable.dropout(), noise, ..self.pass(self.teacher.as_ref()) };
             loss += pass.run(&texts, scale, &mut grads);
         }
         (loss, grads)
+    }
+
+    fn pass<'a>(&'a self, teacher: Option<&'a Teacher>) -> pass::Pass<'a> {
+        pass::Pass {
+            merged: self.config.grid.is_some(),
+            recompute: self.config.recompute,
+            teacher,
+            ..pass::Pass::plain(&self.decoder.weights, &self.params, &self.effective)
+        }
+    }
+
+    /// Mean loss of other samples as the trained values are now, without dropout and teacher: nats a counted token.
+    ///
+    /// # Errors
+    /// [`ModelError::Input`] for samples that have no loss.
+    pub fn measure(&self, samples: &[Sample]) -> Result<f64, ModelError> {
+        self.mean_loss(samples, None)
+    }
+
+    /// Mean KL divergence of the predictions from those of `base`, nats a counted token: what a weight format costs, and what
+    /// training for it won back.
+    ///
+    /// # Errors
+    /// As [`Trainer::measure`], and for a base with another vocabulary.
+    pub fn divergence(&self, base: &Decoder, samples: &[Sample]) -> Result<f64, ModelError> {
+        let teacher = Teacher::new(&self.decoder, base, Distillation { temperature: 1.0, share: 1.0 })?;
+        self.mean_loss(samples, Some(&teacher))
+    }
+
+    fn mean_loss(&self, samples: &[Sample], teacher: Option<&Teacher>) -> Result<f64, ModelError> {
+        let (mut loss, mut weight) = (0.0, 0.0);
+        for (i, sample) in samples.iter().enumerate() {
+            let name = format!("sample {i}");
+            self.decoder.check_tokens(&sample.tokens, &name)?;
+            sample.check(&name)?;
+            loss += self.pass(teacher).measure(&[sample]);
+            weight += sample.total_weight();
+        }
+        Ok(loss / weight)
     }
 
     /// All remaining steps; `watch` sees each report and can stop the run, which then can be saved or finished.
@@ -203,7 +254,7 @@ impl Trainer {
         self.step = step;
         self.params.values_mut().copy_from_slice(&values);
         self.adam = adam;
-        self.effective = Effective::new(&self.decoder.weights, &self.params)?;
+        self.effective.update(&self.decoder.weights, &self.params, self.config.grid)?;
         Ok(())
     }
 
@@ -222,8 +273,9 @@ impl Trainer {
         }
     }
 
-    /// Samples of the coming step: every epoch is a shuffle of its own.
-    fn next_samples(&self) -> Vec<usize> {
+    /// Indices of the samples of the coming step: every epoch is a shuffle of its own.
+    #[must_use]
+    pub fn next_samples(&self) -> Vec<usize> {
         let (n, batch) = (self.samples.len(), self.config.batch);
         let mut out = Vec::with_capacity(batch);
         let mut at = self.step * batch;
@@ -234,10 +286,6 @@ impl Trainer {
             at += take;
         }
         out
-    }
-
-    fn answer(&self, sample: usize) -> Range<usize> {
-        self.samples[sample].answer_from..self.samples[sample].tokens.len()
     }
 
     /// Cuts the batch into passes of at most `pass_tokens` rows.

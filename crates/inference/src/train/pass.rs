@@ -1,6 +1,9 @@
 //! One forward and backward pass over packed samples.
 
-use super::{Sample, attention, dense::Part, effective::Effective, layout::Layout, params::Params};
+use super::{
+    Sample, attention, dense::Part, distill::Teacher, effective::Effective, layout::Layout, loss::Taught,
+    params::Params,
+};
 use crate::linalg::{rms_norm_backward, swiglu_backward};
 use crate::model::{
     Block, HeadNorms, RopeTable, Site, Target, Weights, add_bias, each_row, norm_heads, norm_rows, swiglu_rows,
@@ -17,6 +20,11 @@ pub(super) struct Pass<'a> {
     pub dropout: f32,
     /// Seed, step and number of the pass: what dropout depends on.
     pub noise: [u64; 3],
+    /// Adapters are inside the effective matrices.
+    pub merged: bool,
+    /// Keep the input of each block only.
+    pub recompute: bool,
+    pub teacher: Option<&'a Teacher>,
     /// Sees inputs and output gradients of the frozen matrices.
     pub observer: Option<&'a RefCell<&'a mut Observer<'a>>>,
 }
@@ -46,30 +54,47 @@ struct Rows {
     table: RopeTable,
 }
 
+/// What is kept of a block until the backward pass comes back to it.
+enum Kept {
+    All(Saved),
+    Input(Vec<f32>),
+}
+
+impl<'a> Pass<'a> {
+    /// Without dropout, teacher or observer.
+    pub fn plain(weights: &'a Weights, params: &'a Params, effective: &'a Effective) -> Self {
+        Self {
+            weights,
+            effective,
+            params,
+            dropout: 0.0,
+            noise: [0; 3],
+            merged: false,
+            recompute: false,
+            teacher: None,
+            observer: None,
+        }
+    }
+}
+
 impl Pass<'_> {
     /// Adds the gradient of `scale · sum of losses` to `grads`; returns the sum of losses.
     pub fn run(&self, samples: &[&Sample], scale: f32, grads: &mut [f32]) -> f64 {
         let c = &self.weights.config;
         let layout = Layout::new(samples);
-        let longest = samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-        let rows = Rows { spans: layout.spans, positions: layout.positions, table: self.weights.rope.table(longest) };
-        let mut x = vec![0.0; layout.tokens.len() * c.width];
-        let embedding = self.effective.embedding(self.weights);
-        for (token, row) in layout.tokens.iter().zip(x.chunks_exact_mut(c.width)) {
-            embedding.row(*token as usize, row);
-        }
-        let mut saved = Vec::with_capacity(c.layers);
-        for (layer, block) in self.weights.blocks.iter().enumerate() {
-            let (next, keep) = self.block(layer, block, &rows, x);
-            saved.push(keep);
-            x = next;
-        }
+        let rows = self.rows(&layout);
+        let mut kept = Vec::with_capacity(c.layers);
+        let x = self.blocks(&layout, &rows, |keep| kept.push(keep));
         let mut dx = vec![0.0; x.len()];
-        let loss = self.cross_entropy(&x, &layout.predictions, scale, &mut dx, grads);
+        let taught = self.taught(&layout);
+        let loss = self.losses(&x, &layout.predictions, taught.as_ref(), scale, Some((&mut dx[..], &mut *grads)));
         for (layer, block) in self.weights.blocks.iter().enumerate().rev() {
-            if let Some(keep) = saved.pop() {
-                self.block_backward(layer, block, &rows, keep, &mut dx, grads);
-            }
+            let keep = match kept.pop() {
+                Some(Kept::All(saved)) => saved,
+                Some(Kept::Input(x)) => self.block(layer, block, &rows, x).1,
+                None => continue,
+            };
+            self.block_backward(layer, block, &rows, keep, &mut dx, grads);
         }
         if let Some(range) = self.params.part(Part::Embedding) {
             let all = &mut grads[range];
@@ -78,6 +103,46 @@ impl Pass<'_> {
             }
         }
         loss
+    }
+
+    /// The sum of losses alone.
+    pub fn measure(&self, samples: &[&Sample]) -> f64 {
+        let layout = Layout::new(samples);
+        let x = self.blocks(&layout, &self.rows(&layout), |_| ());
+        self.losses(&x, &layout.predictions, self.taught(&layout).as_ref(), 1.0, None)
+    }
+
+    fn rows(&self, layout: &Layout) -> Rows {
+        let longest = layout.positions.iter().max().map_or(0, |p| p + 1);
+        let (spans, positions) = (layout.spans.clone(), layout.positions.clone());
+        Rows { spans, positions, table: self.weights.rope.table(longest) }
+    }
+
+    /// The residual stream after the last block.
+    fn blocks(&self, layout: &Layout, rows: &Rows, mut keep: impl FnMut(Kept)) -> Vec<f32> {
+        let width = self.weights.config.width;
+        let mut x = vec![0.0; layout.tokens.len() * width];
+        let embedding = self.effective.embedding(self.weights);
+        for (token, row) in layout.tokens.iter().zip(x.chunks_exact_mut(width)) {
+            embedding.row(*token as usize, row);
+        }
+        for (layer, block) in self.weights.blocks.iter().enumerate() {
+            let input = self.recompute.then(|| x.clone());
+            let (next, saved) = self.block(layer, block, rows, x);
+            keep(input.map_or(Kept::All(saved), Kept::Input));
+            x = next;
+        }
+        x
+    }
+
+    /// What the teacher makes of the rows.
+    fn taught(&self, layout: &Layout) -> Option<Taught<'_>> {
+        let teacher = self.teacher?;
+        let weights = &*teacher.decoder.weights;
+        let (params, effective) = (&Params::none(weights), &Effective::default());
+        let pass = Pass::plain(weights, params, effective);
+        let x = pass.blocks(layout, &pass.rows(layout), |_| ());
+        Some(Taught { weights, x, how: teacher.how })
     }
 
     fn block(&self, layer: usize, block: &Block, rows: &Rows, x: Vec<f32>) -> (Vec<f32>, Saved) {
@@ -251,7 +316,7 @@ impl Pass<'_> {
     }
 
     fn adapt(&self, layer: usize, target: Target, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
-        if let Some(slot) = self.params.slot(layer, target) {
+        if let Some(slot) = self.params.slot(layer, target).filter(|_| !self.merged) {
             let x = self.dropped(layer, target, x);
             self.params.forward(slot, &x, m, y, stride);
         }
@@ -275,6 +340,7 @@ impl Pass<'_> {
             return;
         };
         let dropped = self.dropped(layer, target, x);
+        let dx = dx.filter(|_| !self.merged); // then it comes from the matrix itself
         match (dx, self.dropout > 0.0) {
             (Some(dx), true) => {
                 let mut part = vec![0.0; m * slot.inputs];

@@ -1,6 +1,6 @@
 //! Saved training states: versioned, bound to one run, checked as a whole before anything is used.
 
-use super::{Sample, TrainConfig, Trainable, optimizer::Adam};
+use super::{Distillation, Sample, TrainConfig, Trainable, optimizer::Adam};
 use crate::model::{Decoder, ModelError};
 use sha2::{Digest, Sha256};
 
@@ -25,7 +25,18 @@ pub(super) fn fingerprint(
         hash.update((sample.tokens.len() as u64).to_le_bytes());
         hash.update((sample.answer_from as u64).to_le_bytes());
         sample.tokens.iter().for_each(|t| hash.update(t.to_le_bytes()));
+        hash.update((sample.weights.len() as u64).to_le_bytes());
+        sample.weights.iter().for_each(|w| hash.update(w.to_le_bytes()));
     }
+    hash.finalize().into()
+}
+
+/// The digest of the same run with a teacher.
+pub(super) fn with_teacher(fingerprint: &[u8; 32], teacher: &Decoder, how: Distillation) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(fingerprint);
+    hash.update(teacher.base_digest());
+    hash.update(format!("{how:?}"));
     hash.finalize().into()
 }
 

@@ -16,7 +16,7 @@ fn samples() -> Vec<Sample> {
         .map(|(i, (len, from))| {
             let mut tokens = some_tokens(*len, i as u32 + 1);
             tokens[..3].copy_from_slice(&[5, 9, 2]);
-            Sample { tokens, answer_from: *from }
+            Sample::new(tokens, *from)
         })
         .collect()
 }
@@ -32,20 +32,17 @@ fn config() -> TrainConfig {
 /// Loss (sum of nats) of all samples in f64-summed passes, and optionally the gradient.
 fn loss(trainer: &Trainer, grads: &mut [f32]) -> f64 {
     let texts: Vec<&Sample> = trainer.samples.iter().collect();
-    let pass = pass::Pass {
-        weights: &trainer.decoder.weights,
-        effective: &trainer.effective,
-        params: &trainer.params,
-        dropout: trainer.trainable.dropout(),
-        noise: [1, 2, 3],
-        observer: None,
-    };
+    let (dropout, teacher) = (trainer.trainable.dropout(), trainer.teacher.as_ref());
+    let pass = pass::Pass { dropout, noise: [1, 2, 3], ..trainer.pass(teacher) };
     pass.run(&texts, 1.0, grads)
 }
 
 /// Compares the gradient of every tensor with slopes at some of its values.
 fn gradient_check(arch: Arch, trainable: impl Into<Trainable>, tensors: usize) {
-    let mut t = Trainer::new(&decoder(arch), trainable, config(), samples()).unwrap();
+    slopes(Trainer::new(&decoder(arch), trainable, config(), samples()).unwrap(), tensors);
+}
+
+fn slopes(mut t: Trainer, tensors: usize) {
     // B starts at zero, which would hide the gradient of A.
     if t.adapter().is_ok() {
         let noise = crate::model::tests::noise(t.params.len(), 5, 0.2);
@@ -66,7 +63,7 @@ fn gradient_check(arch: Arch, trainable: impl Into<Trainable>, tensors: usize) {
         let old = t.params.values()[i];
         let mut at = |v: f32| {
             t.params.values_mut()[i] = v;
-            t.effective = Effective::new(&t.decoder.weights, &t.params).unwrap();
+            t.effective.update(&t.decoder.weights, &t.params, t.config.grid).unwrap();
             loss(t, &mut scratch)
         };
         let (high, low) = (at(old + h), at(old - h));
@@ -102,6 +99,135 @@ fn gradients_of_whole_tensors_match_finite_differences() {
 fn gradients_match_with_dropout_and_few_targets() {
     let lora = LoraConfig { dropout: 0.3, targets: vec![Target::K, Target::O, Target::Down], ..all_targets() };
     gradient_check(Arch::Llama, lora, 2 * 3 * 2);
+}
+
+/// The grid of F32 rounds nothing, so that the way through a folded and rounded matrix has slopes.
+#[test]
+fn gradients_match_with_weights_a_teacher_and_a_grid() {
+    let mut weighed = samples();
+    for s in &mut weighed {
+        s.weights = (s.answer_from..s.tokens.len()).map(|i| [0.5, 1.0, 0.0, 2.0][i % 4]).collect();
+    }
+    let grid = Some(WeightGrid::Gguf(crate::gguf::TensorType::F32));
+    for (recompute, grid) in [(true, None), (false, grid)] {
+        let c = TrainConfig { recompute, grid, ..config() };
+        let d = decoder(Arch::Llama);
+        let t = Trainer::new(&d, all_targets(), c, weighed.clone()).unwrap();
+        let teacher = Decoder::load_with(&other_weights(), Storage::F32).unwrap();
+        slopes(t.distill(&teacher, Distillation { temperature: 1.5, share: 0.6 }).unwrap(), 2 * 7 * 2);
+    }
+}
+
+/// The tiny model with an embedding of its own.
+fn other_weights() -> crate::gguf::Gguf {
+    crate::model::tests::tiny_file_with(Arch::Llama, |_, parts| {
+        parts[0].2 = crate::model::tests::noise(24 * 50, 77, 1.0);
+    })
+}
+
+#[test]
+fn computing_blocks_again_changes_no_bit() {
+    let d = decoder(Arch::Qwen3);
+    let run = |recompute: bool| {
+        let lora = LoraConfig { dropout: 0.2, ..all_targets() };
+        let mut t = Trainer::new(&d, lora, TrainConfig { recompute, ..config() }, samples()).unwrap();
+        t.run(&mut |_| ControlFlow::Continue(())).unwrap();
+        t.finish().unwrap()
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn the_loss_counts_tokens_by_their_weights() {
+    let d = decoder(Arch::Llama);
+    let trainer = |s: Vec<Sample>| Trainer::new(&d, all_targets(), config(), s).unwrap();
+    let one = |weights: Vec<f32>| Sample { weights, ..samples().swap_remove(0) };
+    let nll = |weights: Vec<f32>| trainer(samples()).measure(&[one(weights)]).unwrap();
+    let each: Vec<f64> = (0..5).map(|i| nll((0..5).map(|j| if i == j { 3.0 } else { 0.0 }).collect())).collect();
+    let all = nll(vec![]);
+    assert!((each.iter().sum::<f64>() / 5.0 - all).abs() < 1e-6, "{each:?} {all}");
+    let half = nll(vec![1.0, 1.0, 0.0, 0.0, 2.0]);
+    assert!((half - (each[0] + each[1] + 2.0 * each[4]) / 4.0).abs() < 1e-6);
+    // only the proportions matter
+    let step = |weight: f32| {
+        let mut t = trainer(vec![one(vec![weight; 5]); 3]);
+        (t.step().unwrap(), t.adapter().unwrap())
+    };
+    let ((report, plain), (_, heavy)) = (step(1.0), step(4.0));
+    assert_eq!((report.answer_tokens, report.tokens), (15, 42));
+    assert_eq!(plain, heavy);
+    assert!(trainer(samples()).measure(&[Sample::new(vec![1], 1)]).is_err());
+}
+
+fn npu4() -> Option<WeightGrid> {
+    Some(WeightGrid::Npu { profile: crate::quantize::npu::NpuProfile::Int4, group: 8 })
+}
+
+/// What the trainer promises for a format is what the merged and rounded model does.
+#[test]
+fn training_for_a_format_wins_back_what_rounding_costs() {
+    let base = tiny_file(Arch::Llama);
+    let d = Decoder::load_with(&base, Storage::F32).unwrap();
+    let c = TrainConfig { steps: 40, batch: 5, grid: npu4(), pass_tokens: 100, ..config() };
+    let how = Distillation { temperature: 1.0, share: 1.0 };
+    let mut t = Trainer::new(&d, all_targets(), c.clone(), samples()).unwrap().distill(&d, how).unwrap();
+    let before = t.divergence(&d, &samples()).unwrap();
+    t.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    let after = t.divergence(&d, &samples()).unwrap();
+    assert!(before > 0.01 && after < 0.6 * before, "{before} {after}");
+
+    let adapter = t.adapter().unwrap();
+    let merged = crate::model::merge(&base, &adapter, crate::model::MergedType::F32).unwrap();
+    let merged = crate::model::tests::reopened(&merged.metadata.clone(), merged.tensors);
+    let mut rounded = BTreeMap::new();
+    for tensor in merged.tensors().iter().filter(|t| t.name.starts_with("blk") && t.dims.len() == 2) {
+        let mut values = merged.dequantize(tensor).unwrap();
+        npu4().unwrap().round(&mut values, tensor.dims[0] as usize, &tensor.name).unwrap();
+        rounded.insert(tensor.name.clone(), values);
+    }
+    assert_eq!(rounded.len(), 14);
+    let file = crate::model::tests::reopened(merged.metadata(), with_tensors(&merged, &rounded).unwrap());
+    let real = Decoder::load_with(&file, Storage::F32).unwrap();
+    let plain = Trainer::new(&real, Trainable::Norms, config(), samples()).unwrap();
+    let got = plain.divergence(&d, &samples()).unwrap();
+    assert!((got - after).abs() < 1e-5 + 1e-3 * after, "{got} {after}");
+    let noisy = LoraConfig { dropout: 0.1, ..all_targets() };
+    assert!(Trainer::new(&d, noisy, c, samples()).unwrap_err().to_string().contains("dropout"));
+}
+
+#[test]
+fn norms_alone_repair_a_rounded_model() {
+    let d = decoder(Arch::Llama);
+    let c = TrainConfig { steps: 60, batch: 5, grid: npu4(), pass_tokens: 100, ..config() };
+    let how = Distillation { temperature: 1.0, share: 1.0 };
+    let mut t = Trainer::new(&d, Trainable::Norms, c, samples()).unwrap().distill(&d, how).unwrap();
+    let before = t.divergence(&d, &samples()).unwrap();
+    let first = t.step().unwrap().loss;
+    assert!((f64::from(first) - before).abs() < 1e-4, "the loss is the divergence: {first} {before}");
+    t.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    let after = t.divergence(&d, &samples()).unwrap();
+    assert!(after < 0.9 * before, "{before} {after}");
+    assert_eq!(t.tensors().len(), 5);
+}
+
+#[test]
+fn a_teacher_is_part_of_the_run() {
+    let d = decoder(Arch::Llama);
+    let how = Distillation { temperature: 2.0, share: 1.0 };
+    let fresh = || Trainer::new(&d, all_targets(), config(), samples()).unwrap();
+    let mut own = fresh().distill(&d, how).unwrap();
+    let report = own.step().unwrap();
+    assert!(report.loss.abs() < 1e-6 && report.grad_norm < 1e-5, "nothing to learn from itself: {report:?}");
+    let e = fresh().restore(&own.save()).unwrap_err().to_string();
+    assert!(e.contains("another"), "{e}");
+    let warm = Distillation { temperature: 0.0, ..how };
+    assert!(fresh().distill(&d, warm).unwrap_err().to_string().contains("temperature"));
+    let small = crate::model::tests::tiny_file_with(Arch::Llama, |_, parts| {
+        parts[0].1[1] = 49;
+        parts[0].2.truncate(24 * 49);
+    });
+    let e = fresh().distill(&Decoder::load(&small).unwrap(), how).unwrap_err().to_string();
+    assert!(e.contains("49 tokens, the student 50"), "{e}");
 }
 
 #[test]
@@ -276,12 +402,12 @@ fn senseless_configurations_are_refused() {
     assert!(refuse(LoraConfig { targets: vec![Target::Q; 2], ..all_targets() }, config(), samples()).contains("once"));
     assert!(refuse(all_targets(), TrainConfig { batch: 0, ..config() }, samples()).contains("batch"));
     assert!(refuse(all_targets(), config(), vec![]).contains("no training samples"));
-    let late = Sample { tokens: vec![1, 2], answer_from: 2 };
+    let late = Sample::new(vec![1, 2], 2);
     assert!(refuse(all_targets(), config(), vec![late]).contains("token 2 of 2"));
 }
 
 /// A vocabulary of single bytes and the given control tokens.
-fn byte_tokenizer(control: &[&str]) -> crate::tokenizer::Tokenizer {
+pub(super) fn byte_tokenizer(control: &[&str]) -> crate::tokenizer::Tokenizer {
     use crate::gguf::{Array, Gguf, Value, write};
     let bytes = (0..=255u8).map(|b| (format!("<0x{b:02X}>"), 6));
     let tokens: Vec<(String, i32)> = [("<unk>".to_owned(), 2)]
@@ -304,20 +430,4 @@ fn byte_tokenizer(control: &[&str]) -> crate::tokenizer::Tokenizer {
     let path = folder.path().join("t.gguf");
     write(&path, &metadata, []).unwrap();
     crate::tokenizer::Tokenizer::from_gguf(&Gguf::from_bytes(std::fs::read(&path).unwrap()).unwrap()).unwrap()
-}
-
-#[test]
-fn a_chat_sample_is_the_prompt_the_answer_and_its_end() {
-    use crate::tokenizer::{ChatTemplate, Message};
-    let (template, asked) = (ChatTemplate::chat_ml(), [Message::user("How many?")]);
-    let t = byte_tokenizer(&["<|im_start|>", "<|im_end|>"]);
-    let sample = Sample::chat(&t, &template, &asked, "14<|im_end|>").unwrap();
-    let prompt = t.encode_chat(&template, &asked, true).unwrap();
-    assert_eq!((&sample.tokens[..sample.answer_from], sample.answer_from), (prompt.as_slice(), prompt.len()));
-    let (end, answer) = sample.tokens[sample.answer_from..].split_last().unwrap();
-    assert_eq!((*end, t.decode(answer).as_str()), (2, "14<|im_end|>"));
-    assert!(!answer.contains(&2), "an answer cannot write its own end mark");
-    let none = Sample::chat(&byte_tokenizer(&["<|im_start|>"]), &template, &asked, "14").unwrap_err().to_string();
-    assert!(none.contains("<|im_end|>"), "{none}");
-    assert!(Sample::chat(&t, &template, &[], "14").is_err());
 }
