@@ -10,7 +10,7 @@ use crate::model::{Weights, norm_rows};
 use rayon::prelude::*;
 
 /// Logits in memory at a time, and the fewest rows of them.
-const LOGITS: usize = 4 << 20;
+const LOGITS: usize = 16 << 20;
 const ROWS: usize = 64;
 
 /// A row of the residual stream, the token it must predict, and how much that counts.

@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(counted("<think>2+2</think>\n\n4", 0.5), ("4".to_owned(), 2.0 + 10.0));
         assert_eq!(counted("2+2</think>4", 0.0).0, "4", "the mark that opens may be in the prompt");
         assert_eq!(counted("plain", 0.0), ("plain".to_owned(), 6.0));
-        assert_eq!(counted("so <think>2+", 0.0).0, "so ", "thinking that was cut off");
+        assert_eq!(counted("so<think>2+", 0.0).0, "so", "thinking that was cut off");
         assert_eq!(counted("<think>2+2</think>4", 1.0).0, "<think>2+2</think>4");
         assert!(sample("4").weigh_thinking(&t, -1.0).unwrap_err().to_string().contains("-1"));
     }

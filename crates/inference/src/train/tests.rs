@@ -47,6 +47,7 @@ fn slopes(mut t: Trainer, tensors: usize) {
     if t.adapter().is_ok() {
         let noise = crate::model::tests::noise(t.params.len(), 5, 0.2);
         t.params.values_mut().iter_mut().zip(&noise).for_each(|(v, n)| *v += n);
+        t.effective.update(&t.decoder.weights, &t.params, t.config.grid).unwrap();
     }
     let mut grads = vec![0.0; t.params.len()];
     loss(&t, &mut grads);
