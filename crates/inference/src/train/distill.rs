@@ -27,7 +27,8 @@ impl Teacher {
         if own != other {
             return Err(ModelError::input(format!("the teacher has {other} tokens, the student {own}")));
         }
-        if !(how.temperature.is_finite() && how.temperature > 0.0) || !(0.0..=1.0).contains(&how.share) {
+        let usable = how.temperature.is_finite() && how.temperature > 0.0 && (0.0..=1.0).contains(&how.share);
+        if !usable {
             return Err(ModelError::input("a distillation needs a temperature above 0 and a share in 0..=1"));
         }
         Ok(Self { decoder: teacher.clone(), how })
@@ -78,10 +79,10 @@ mod tests {
             let loss = |s: [f32; 4]| how.errors(&mut s.clone(), &mut teacher.clone(), 2);
             let mut grad = student;
             how.errors(&mut grad, &mut teacher.clone(), 2);
-            for i in 0..4 {
+            for (i, got) in grad.iter().enumerate() {
                 let at = |h: f32| loss(std::array::from_fn(|j| student[j] + if i == j { h } else { 0.0 }));
                 let slope = (at(1e-2) - at(-1e-2)) / 2e-2;
-                assert!((f64::from(grad[i]) - slope).abs() < 2e-4, "{how:?} {i}: {} {slope}", grad[i]);
+                assert!((f64::from(*got) - slope).abs() < 2e-4, "{how:?} {i}: {got} {slope}");
             }
         }
     }
