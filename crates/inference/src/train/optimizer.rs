@@ -65,7 +65,8 @@ mod tests {
     #[test]
     fn two_steps_follow_the_paper() {
         let c = TrainConfig { weight_decay: 0.1, epsilon: 1e-8, ..TrainConfig::default() };
-        let (mut adam, all) = (Adam::new(1), std::slice::from_ref(&(0..1)));
+        let one = 0..1;
+        let (mut adam, all) = (Adam::new(1), std::slice::from_ref(&one));
         let mut v = [1.0f32];
         adam.update(&c, 0.01, 1, all, &[0.5], &mut v);
         // mean/unbias = 0.5, sqrt(square/unbias) = 0.5: 1 - 0.001 - 0.01
