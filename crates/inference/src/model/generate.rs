@@ -123,6 +123,35 @@ impl Decoder {
         Ok(results.into_iter().flatten().collect())
     }
 
+    /// Generates for one prompt; `see` gets every token as soon as it is chosen and can stop.
+    ///
+    /// # Errors
+    /// As [`Decoder::generate_batch`], and [`ModelError::Cancelled`].
+    pub fn generate_stream(
+        &self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        see: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated, ModelError> {
+        check_options(options)?;
+        self.check_tokens(prompt, "the prompt")?;
+        let cache = self.new_sequence();
+        let rng = rng(&options.sampling, 0);
+        let mut active = [Active { index: 0, cache, pending: prompt.to_vec(), tokens: Vec::new(), rng }];
+        loop {
+            let before = active[0].tokens.len();
+            let ended = self.round(&mut active, options)?;
+            if let Some(token) = active[0].tokens.get(before)
+                && see(*token).is_break()
+            {
+                return Err(ModelError::Cancelled);
+            }
+            if let Some((_, stop)) = ended.first() {
+                return Ok(Generated { tokens: std::mem::take(&mut active[0].tokens), stop: *stop });
+            }
+        }
+    }
+
     /// One pass: a piece of the waiting prompts, or a token for every sequence. Returns what ended, by
     /// rising position in `active`.
     fn round(&self, active: &mut [Active], options: &GenerateOptions) -> Result<Vec<(usize, Stop)>, ModelError> {

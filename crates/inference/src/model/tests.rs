@@ -224,6 +224,12 @@ fn generation_does_not_depend_on_the_batch() {
     let together = model.generate_batch(&prompts, &options).unwrap();
     for (prompt, want) in prompts.iter().zip(&together) {
         assert_eq!(&model.generate_batch(std::slice::from_ref(prompt), &options).unwrap()[0], want);
+        let mut streamed = Vec::new();
+        let one = model.generate_stream(prompt, &options, &mut |token| {
+            streamed.push(token);
+            std::ops::ControlFlow::Continue(())
+        });
+        assert_eq!((&one.unwrap(), &streamed), (want, &want.tokens), "token by token");
         // And greedy is what the logits say.
         let mut text = prompt.clone();
         for token in &want.tokens {
