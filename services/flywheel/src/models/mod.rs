@@ -1,13 +1,17 @@
-//! Model files on the server: open, build prompts, quantise. Everything here computes for seconds to minutes and is
-//! called from blocking threads only.
+//! Model files: open, build prompts, make tokens of texts, quantise. Jobs and the command line call the same functions.
+//! Everything here computes for seconds to minutes and is called from blocking threads only.
+
+pub mod quantized;
+#[cfg(test)]
+pub mod testing;
+pub mod texts;
+pub mod training;
 
 use flywheel_inference::eval::{TextIdentity, text_identity};
 use flywheel_inference::gguf::{Gguf, GgufError};
 use flywheel_inference::model::{Decoder, GenerateOptions};
-use flywheel_inference::quantize::{Progress, QuantizeOptions, QuantizeReport, quantize};
 use flywheel_inference::tokenizer::{ChatTemplate, Message, Tokenizer};
 use flywheel_types::Error;
-use std::ops::ControlFlow;
 use std::path::Path;
 
 /// A model with its tokenizer and chat template.
@@ -46,8 +50,16 @@ impl Model {
     /// # Errors
     /// `Invalid` naming what the file lacks or what is not known; as [`open`].
     pub fn load(gguf: &Gguf) -> Result<Self, Error> {
+        Self::with(gguf, Decoder::load(gguf).map_err(refused)?)
+    }
+
+    /// As [`Model::load`], with a decoder of the file that is loaded already.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn with(gguf: &Gguf, decoder: Decoder) -> Result<Self, Error> {
         Ok(Self {
-            decoder: Decoder::load(gguf).map_err(refused)?,
+            decoder,
             tokenizer: Tokenizer::from_gguf(gguf).map_err(refused)?,
             template: ChatTemplate::from_gguf(gguf).map_err(refused)?,
             identity: text_identity(gguf),
@@ -75,17 +87,4 @@ impl Model {
     pub fn text(&self, tokens: &[u32]) -> String {
         self.tokenizer.decode(tokens).trim().to_owned()
     }
-}
-
-/// Quantises a file; `watch` sees every tensor and can stop the work.
-///
-/// # Errors
-/// `Invalid` naming the tensor that cannot be quantised and what to do.
-pub fn quantize_file(
-    input: &Path,
-    output: &Path,
-    options: &QuantizeOptions,
-    watch: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<QuantizeReport, Error> {
-    quantize(&open(input)?, output, options, watch).map_err(refused)
 }
