@@ -7,7 +7,7 @@ use super::stage::{Stage, TICK_HOURS, spinner};
 use super::world::SPAMMERS;
 use super::{Summary, mail, say, story};
 use anyhow::{Context, Result, bail, ensure};
-use chrono::{SecondsFormat, TimeDelta};
+use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use flywheel_inference::encoder::Encoder;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -59,8 +59,14 @@ pub async fn improve(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         })
         .await?;
     trained(stage, out).await?;
+    for kind in ["lora", "requantize", "evaluate"] {
+        out.job_seconds.insert(kind, job_seconds(stage, kind).await?);
+    }
     say(&format!(
-        "       training, quantisation, evaluation and signing took {:.0} s",
+        "       training took {:.0} s, quantisation {:.0} s, evaluation {:.0} s; with signing {:.0} s",
+        out.job_seconds["lora"],
+        out.job_seconds["requantize"],
+        out.job_seconds["evaluate"],
         started.elapsed().as_secs_f64()
     ));
     let (state, share) = follow(stage, &rollout, 80, out).await?;
@@ -68,6 +74,15 @@ pub async fn improve(stage: &mut Stage, out: &mut Summary) -> Result<()> {
     out.promotion_share = share;
     out.promotion_steps.clone_from(&out.steps);
     story::no_innocent(stage, out)
+}
+
+/// How long the newest job of a kind ran.
+async fn job_seconds(stage: &Stage, kind: &str) -> Result<f64> {
+    let jobs = stage.operator.get(&format!("/v1/jobs?kind={kind}&limit=1")).await?;
+    let at = |field: &str| -> Result<DateTime<Utc>> {
+        Ok(jobs[0][field].as_str().with_context(|| format!("the job `{kind}` has no {field}"))?.parse()?)
+    };
+    Ok((at("finished_at")? - at("started_at")?).num_milliseconds() as f64 / 1e3)
 }
 
 /// Both annotators correct what customers rejected about their collection.

@@ -90,13 +90,14 @@ fn show(json: bool, value: &Value, lines: &[String]) -> Result<()> {
 
 /// Writes a file that appears when it is whole.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let put = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        std::io::Write::write_all(&mut file, bytes)?;
-        file.persist(path).map(drop).map_err(|e| e.error)
-    };
-    put().with_context(|| format!("cannot write {}", path.display()))
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}.part", std::process::id()));
+    let temp = path.with_file_name(name);
+    std::fs::write(&temp, bytes)
+        .and_then(|()| std::fs::rename(&temp, path))
+        .inspect_err(|_| drop(std::fs::remove_file(&temp)))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes a report for machines.
