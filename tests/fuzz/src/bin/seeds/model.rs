@@ -25,6 +25,35 @@ pub fn gguf(out: &Corpus) {
     out.add("model", model());
 }
 
+/// Importance of two tensors as GGUF, and as `imatrix.dat` with and without the newer end.
+pub fn imatrix(out: &Corpus) {
+    let mut m = Metadata::default();
+    m.string("general.type", "imatrix");
+    m.strings("imatrix.datasets", &["wiki".into()]);
+    m.u32("imatrix.chunk_count", 17);
+    m.u32("imatrix.chunk_size", 512);
+    let of: &[(&str, &[u64], u32)] = &[
+        ("blk.0.attn_q.weight.in_sum2", &[8, 1], 0),
+        ("blk.0.attn_q.weight.counts", &[1, 1], 0),
+        ("x.in_sum2", &[4, 2], 0),
+        ("x.counts", &[1, 2], 0),
+    ];
+    out.add("gguf", tensors(m, of));
+    let mut old = 2i32.to_le_bytes().to_vec();
+    for (name, calls, values) in [("blk.0.attn_q.weight", 4i32, &[8.0f32, 2.0][..]), ("x", 1, &[3.0])] {
+        old.extend((name.len() as i32).to_le_bytes());
+        old.extend(name.as_bytes());
+        old.extend(calls.to_le_bytes());
+        old.extend((values.len() as i32).to_le_bytes());
+        values.iter().for_each(|v| old.extend(v.to_le_bytes()));
+    }
+    out.add("dat_bare", &old);
+    old.extend(17i32.to_le_bytes());
+    old.extend(4i32.to_le_bytes());
+    old.extend(b"wiki");
+    out.add("dat", old);
+}
+
 fn padded(mut file: Vec<u8>) -> Vec<u8> {
     file.resize(file.len().next_multiple_of(32), 0);
     file
