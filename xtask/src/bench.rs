@@ -4,6 +4,7 @@ mod cancel;
 mod import;
 mod ingest;
 mod jobs;
+mod large;
 mod peer;
 mod query;
 mod reconnect;
@@ -34,6 +35,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "reconnect", package: "flywheel-tests", example: "reconnect", drive: Some(reconnect::drive) },
     Bench { name: "query", package: "flywheel-lake", example: "bulk_load", drive: Some(query::drive) },
     Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
+    Bench { name: "large", package: "flywheel-inference", example: "large", drive: Some(large::drive) },
 ];
 
 /// Arguments of the command.

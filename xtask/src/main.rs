@@ -8,6 +8,7 @@ mod check;
 mod demo;
 mod docs;
 mod fuzz;
+mod large;
 mod memory;
 mod model;
 mod postgres;

@@ -130,7 +130,8 @@ fn fetch(requirement: &str, scratch: &Path, dir: &Path, missing: &[&Wanted]) -> 
     Ok(())
 }
 
-fn find(dir: &Path, suffix: &str) -> Result<Option<PathBuf>> {
+/// The first file below `dir` whose path ends with `suffix`.
+pub fn find(dir: &Path, suffix: &str) -> Result<Option<PathBuf>> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_dir() {

@@ -5,6 +5,7 @@
 //! a model that lost something still talks, only worse.
 
 mod config;
+mod deepseek;
 mod source;
 mod tensors;
 

@@ -132,6 +132,7 @@ impl Adapter {
     }
 
     pub(crate) fn check_shapes(&self, config: &ModelConfig) -> Result<(), ModelError> {
+        config.check_plain("LoRA adapters")?;
         if self.arch != config.arch {
             let what = format!("made for `{}`, the model is `{}`", self.arch.name(), config.arch.name());
             return Err(ModelError::adapter(what));

@@ -19,10 +19,23 @@ pub(crate) enum Site {
     Out,
     GateUp,
     Down,
+    /// Tensors of a block that is not made of seven plain matrices.
+    Part {
+        /// Names without `blk.N.` and `.weight`.
+        tensors: &'static [&'static str],
+        /// Which slice of tensors of three dimensions; 0 for the others.
+        slice: usize,
+        columns: usize,
+    },
 }
 
 /// Sees the input rows of the matrices of a block while it runs.
 pub(crate) type Tap<'a> = dyn FnMut(Site, &[f32]) + 'a;
+
+/// The same for parts of a block that have no site of their own.
+fn parts<'a>(tap: &'a mut Tap<'_>) -> impl FnMut(&'static [&'static str], usize, usize, &[f32]) + 'a {
+    |tensors, slice, columns, rows| tap(Site::Part { tensors, slice, columns }, rows)
+}
 
 /// New tokens of one sequence, to be appended to its cache.
 pub(crate) struct Step<'a> {
@@ -134,14 +147,18 @@ impl Decoder {
         let (c, m) = (self.config(), positions.len());
         let normed = &mut b.normed[..m * c.width];
         norm_rows(x, &block.attn_norm, c.rms_eps, normed);
-        tap(Site::Qkv, normed);
-        block.qkv.forward(normed, m, &mut b.qkv, false);
         let (q, kv) = (c.q_width(), c.kv_width());
-        for (target, at) in [(Target::Q, 0), (Target::K, q), (Target::V, q + kv)] {
-            self.adapt(layer, target, normed, m, &mut b.qkv, at, c.qkv_width());
+        if let (Some(latent), Some(sizes)) = (&block.latent, &c.latent) {
+            latent.project(c, sizes, normed, m, &mut b.qkv, &mut parts(tap));
+        } else {
+            tap(Site::Qkv, normed);
+            block.qkv.forward(normed, m, &mut b.qkv, false);
+            for (target, at) in [(Target::Q, 0), (Target::K, q), (Target::V, q + kv)] {
+                self.adapt(layer, target, normed, m, &mut b.qkv, at, c.qkv_width());
+            }
+            add_bias(&mut b.qkv, block.qkv_bias.as_deref());
+            norm_heads(c, block.head_norms.as_ref(), &mut b.qkv);
         }
-        add_bias(&mut b.qkv, block.qkv_bias.as_deref());
-        norm_heads(c, block.head_norms.as_ref(), &mut b.qkv);
         let rope = &self.weights.rope;
         let table = rope.table(positions.iter().max().map_or(0, |p| p + 1));
         each_row(&mut b.qkv, c.qkv_width(), |i, row| {
@@ -165,6 +182,12 @@ impl Decoder {
             .collect();
         attend(c, layer, &spans, &b.qkv, &mut b.heads);
         self.mask.silence(layer, c, &mut b.heads);
+        if let (Some(latent), Some(sizes)) = (&block.latent, &c.latent) {
+            let heads = latent.values(c, sizes, &b.heads, m, &mut parts(tap));
+            parts(tap)(&["attn_output"], 0, c.heads * sizes.value, &heads);
+            block.out.forward(&heads, m, x, true);
+            return;
+        }
         tap(Site::Out, &b.heads);
         block.out.forward(&b.heads, m, x, true);
         self.adapt(layer, Target::O, &b.heads, m, x, 0, c.width);
@@ -175,6 +198,10 @@ impl Decoder {
         let m = x.len() / c.width;
         let normed = &mut b.normed[..m * c.width];
         norm_rows(x, &block.ffn_norm, c.rms_eps, normed);
+        if let Some(experts) = &block.experts {
+            experts.forward(normed, m, x, &mut parts(tap));
+            return;
+        }
         tap(Site::GateUp, normed);
         block.gate_up.forward(normed, m, &mut b.gate_up, false);
         self.adapt(layer, Target::Gate, normed, m, &mut b.gate_up, 0, 2 * c.ffn);

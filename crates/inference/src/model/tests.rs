@@ -119,7 +119,7 @@ pub(crate) fn reference(gguf: &Gguf, arch: Arch, tokens: &[u32]) -> Vec<Vec<f64>
             let project = |name: &str| -> Vec<f64> {
                 let y = linear(&h, &w(&format!("{name}.weight")));
                 match arch {
-                    Arch::Llama | Arch::Qwen3 => y,
+                    Arch::Llama | Arch::Qwen3 | Arch::DeepSeek2 => y,
                     Arch::Qwen2 => y.iter().zip(w(&format!("{name}.bias"))).map(|(a, b)| a + b).collect(),
                 }
             };

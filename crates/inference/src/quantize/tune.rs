@@ -71,7 +71,7 @@ pub fn tune(
     options: &TuneOptions,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<TuneReport, QuantizeError> {
-    let config = ModelConfig::from_gguf(base, &mut Vec::new())?;
+    let config = ModelConfig::from_gguf(base, &mut Vec::new())?.plain("tuning")?;
     check_overrides(base, &options.overrides)?;
     check_overrides(base, &options.floors)?;
     let from = Provenance {

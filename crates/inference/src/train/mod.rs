@@ -44,7 +44,8 @@ impl Trainer {
     /// Prepares a run on `decoder`'s frozen weights (an adapter it carries is not used).
     ///
     /// # Errors
-    /// [`ModelError::Input`] for samples or a configuration that cannot be trained.
+    /// [`ModelError::Input`] for samples or a configuration that cannot be trained, [`ModelError::Unsupported`] for a
+    /// model with latent attention or experts.
     pub fn new(
         decoder: &Decoder,
         lora: LoraConfig,
@@ -52,6 +53,7 @@ impl Trainer {
         samples: Vec<Sample>,
     ) -> Result<Self, ModelError> {
         check(&lora, &config)?;
+        decoder.config().check_plain("training")?;
         if samples.is_empty() {
             return Err(ModelError::input("there are no training samples"));
         }
