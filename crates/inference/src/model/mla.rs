@@ -166,7 +166,15 @@ impl Latent {
     }
 
     /// Rows of `[queries | key | value]` of normed rows, queries absorbed, nothing rotated yet.
-    pub fn project(&self, c: &ModelConfig, s: &LatentConfig, normed: &[f32], m: usize, qkv: &mut [f32], see: &mut See<'_>) {
+    pub fn project(
+        &self,
+        c: &ModelConfig,
+        s: &LatentConfig,
+        normed: &[f32],
+        m: usize,
+        qkv: &mut [f32],
+        see: &mut See<'_>,
+    ) {
         let (cached, stride) = (s.cached(), c.qkv_width());
         let mut queries = vec![0.0; m * c.heads * s.key()];
         match &self.down {

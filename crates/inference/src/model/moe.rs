@@ -119,9 +119,11 @@ impl Experts {
         let up = l.values(&name("ffn_up_exps"), &[c.width, e.ffn, e.count])?;
         let down = l.slices(&down_name, e.ffn, c.width, e.count)?;
         let one = c.width * e.ffn;
-        let experts = gate.chunks_exact(one).zip(up.chunks_exact(one)).zip(down).map(|((gate, up), down)| {
-            Ok(Expert { gate_up: l.pack(&gate_name, &[gate, up], c.width)?, down })
-        });
+        let experts = gate
+            .chunks_exact(one)
+            .zip(up.chunks_exact(one))
+            .zip(down)
+            .map(|((gate, up), down)| Ok(Expert { gate_up: l.pack(&gate_name, &[gate, up], c.width)?, down }));
         let shared = [name("ffn_gate_shexp"), name("ffn_up_shexp")];
         Ok(Self {
             config: e,
@@ -210,7 +212,9 @@ mod tests {
         let logits = || [0.0f32, 2.0, 1.0, -1.0];
         let got = chosen(&config(Gating::Softmax, false), None, &mut logits());
         assert_eq!((got[0].0, got[1].0), (1, 2));
-        assert!((got[0].1 - 3.0 * third * 2f32.exp()).abs() < 1e-5 && (got[1].1 - 3.0 * third * 1f32.exp()).abs() < 1e-5);
+        assert!(
+            (got[0].1 - 3.0 * third * 2f32.exp()).abs() < 1e-5 && (got[1].1 - 3.0 * third * 1f32.exp()).abs() < 1e-5
+        );
         let got = chosen(&config(Gating::Softmax, true), None, &mut logits());
         assert!((got[0].1 + got[1].1 - 3.0).abs() < 1e-5);
         assert!((got[0].1 / got[1].1 - 1f32.exp()).abs() < 1e-4);

@@ -57,9 +57,7 @@ impl Yarn {
     /// Frequency of pair `i` of `dims / 2`, whose plain one is `f`.
     fn stretch(&self, i: usize, f: f64, dims: usize, base: f32) -> f64 {
         // the pair that turns `n` times within the original context
-        let turns = |n: f32| {
-            dims as f32 * (self.context / (n * 2.0 * std::f32::consts::PI)).ln() / (2.0 * base.ln())
-        };
+        let turns = |n: f32| dims as f32 * (self.context / (n * 2.0 * std::f32::consts::PI)).ln() / (2.0 * base.ln());
         let from = turns(self.beta_fast).floor().max(0.0);
         let to = turns(self.beta_slow).ceil().min(dims as f32 - 1.0);
         let stretched = ((i as f32 - from) / (to - from).max(0.001)).clamp(0.0, 1.0);

@@ -68,7 +68,8 @@ impl Imatrix {
             let new = *sum + more;
             // the sum of two finite numbers may be none
             if !(new.is_finite() && *more >= 0.0) {
-                let what = format!("importance of column {j} is {more}, with earlier {sum}: the calibration run is broken");
+                let what =
+                    format!("importance of column {j} is {more}, with earlier {sum}: the calibration run is broken");
                 return Err(GgufError::tensor(tensor, what));
             }
             *sum = new;

@@ -226,10 +226,12 @@ fn metadata(base: &Gguf, file_type: u32, importance: Option<&Provenance>) -> Vec
 
 /// Importance of a tensor's columns, slice after slice for three dimensions, checked. `None`: unweighted.
 fn importance(options: &QuantizeOptions, tensor: &TensorInfo) -> Result<Option<Vec<f32>>, QuantizeError> {
-    let Some(values) = options.imatrix.as_ref().and_then(|m| m.get(&tensor.name)) else { return Ok(None) };
+    // importance files also have what is never quantised: routers
+    let known = options.imatrix.as_ref().filter(|_| is_matrix(tensor));
+    let Some(values) = known.and_then(|m| m.get(&tensor.name)) else { return Ok(None) };
     let refuse = |what: String| Err(QuantizeError::Importance { tensor: tensor.name.clone(), what });
     let slices = tensor.dims.get(2).map_or(1, |n| *n as usize);
-    if !is_matrix(tensor) || values.len() != tensor.row_len() * slices {
+    if values.len() != tensor.row_len() * slices {
         return refuse(format!("has {} columns, the tensor {:?}", values.len(), tensor.dims));
     }
     let Some(column) = values.iter().position(|v| *v == 0.0) else { return Ok(Some(values)) };
@@ -244,7 +246,7 @@ fn importance(options: &QuantizeOptions, tensor: &TensorInfo) -> Result<Option<V
 
 /// Input channels whose importance is zero, or that belong to experts which no token reached.
 fn zero_channels(options: &QuantizeOptions, tensor: &TensorInfo) -> usize {
-    let Some(imatrix) = &options.imatrix else { return 0 };
+    let Some(imatrix) = options.imatrix.as_ref().filter(|_| is_matrix(tensor)) else { return 0 };
     let Some(values) = imatrix.get(&tensor.name) else { return 0 };
     values.iter().filter(|v| **v == 0.0).count() + imatrix.unseen(&tensor.name) * tensor.row_len()
 }

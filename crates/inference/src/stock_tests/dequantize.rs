@@ -34,8 +34,7 @@ fn every_type_is_decoded_to_the_bits_of_ggml() {
     if !there() {
         return;
     }
-    let types: Vec<TensorType> =
-        (0..64).filter_map(TensorType::from_id).filter(|ty| *ty != TensorType::F32).collect();
+    let types: Vec<TensorType> = (0..64).filter_map(TensorType::from_id).filter(|ty| *ty != TensorType::F32).collect();
     assert!(types.len() >= 11, "{types:?}");
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     let folder = tempfile::tempdir().unwrap();

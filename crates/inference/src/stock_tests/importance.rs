@@ -32,8 +32,7 @@ fn zeros_in_one_tensor_are_named_filled_and_do_no_harm() {
     }
     let out = folder.path().join("q.gguf");
     let make = |imatrix: Option<Imatrix>, fill: bool| {
-        let options =
-            QuantizeOptions { imatrix, fill_zero_importance: fill, ..QuantizeOptions::new(Profile::Q4_0) };
+        let options = QuantizeOptions { imatrix, fill_zero_importance: fill, ..QuantizeOptions::new(Profile::Q4_0) };
         quantize(&base, &out, &options, &mut |_| ControlFlow::Continue(()))
     };
     let refused = make(Some(imatrix.clone()), false).unwrap_err();
