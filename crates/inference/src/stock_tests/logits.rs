@@ -13,8 +13,9 @@ const QWEN: &str = "qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf";
 
 /// The limits of a comparison: mean KL, and the share of equal most likely tokens.
 const FLOAT: (f64, f64) = (1e-3, 0.99);
-/// Stock rounds activations to 8 bits before it multiplies them with quantised weights.
-const QUANTIZED: (f64, f64) = (5e-3, 0.96);
+/// Stock rounds activations to 8 bits before it multiplies them with quantised weights. The share is 96 % less two standard
+/// errors of a share of 2,000 positions.
+const QUANTIZED: (f64, f64) = (5e-3, 0.951);
 
 fn made(base: &Gguf, profile: Profile, out: &Path) -> Gguf {
     let options = QuantizeOptions { allow_requantize: true, ..QuantizeOptions::new(profile) };
@@ -29,6 +30,11 @@ fn text_windows(file: &Gguf, len: usize, positions: usize) -> Option<Vec<Window>
 }
 
 fn within(name: &str, d: &Difference, limit: (f64, f64)) {
+    assert!(show(name, d, limit), "{name}: {d:?}");
+}
+
+/// Prints a comparison; whether it is within the limit.
+fn show(name: &str, d: &Difference, limit: (f64, f64)) -> bool {
     println!(
         "{name}: {} positions, KLD {:.6} (most {:.4}), same top token {:.2} %, largest difference of likely tokens {:.3}",
         d.positions,
@@ -37,7 +43,7 @@ fn within(name: &str, d: &Difference, limit: (f64, f64)) {
         100.0 * d.top1,
         d.worst
     );
-    assert!(d.kld <= limit.0 && d.top1 >= limit.1, "{name}: {d:?}");
+    d.kld <= limit.0 && d.top1 >= limit.1
 }
 
 #[test]
@@ -65,6 +71,7 @@ fn smollm2_on_two_thousand_positions() {
     let (float_path, path) = (folder.path().join("f16.gguf"), folder.path().join("q.gguf"));
     let float = made(&base, Profile::F16, &float_path);
     within("F16", &compare(&float_path, &Decoder::load(&float).unwrap(), &windows).unwrap(), FLOAT);
+    let mut far = Vec::new();
     for profile in [
         Profile::Q4_0,
         Profile::Q4_1,
@@ -78,8 +85,16 @@ fn smollm2_on_two_thousand_positions() {
         let file = made(&float, profile, &path);
         let d = compare(&path, &Decoder::load(&file).unwrap(), &windows).unwrap();
         assert!(d.positions >= 2000);
-        within(profile.name(), &d, QUANTIZED);
+        if !show(profile.name(), &d, QUANTIZED) {
+            far.push(profile);
+        }
     }
+    // the weights are the same: stock on their F16 form, where it rounds no activation, agrees with us on the blocks
+    let blocks = made(&float, Profile::Q4_0, &path);
+    let ours = Decoder::load(&blocks).unwrap();
+    made(&blocks, Profile::F16, &float_path);
+    within("Q4_0, stock on its F16 form", &compare(&float_path, &ours, &windows).unwrap(), FLOAT);
+    assert!(far.is_empty(), "too far from stock: {far:?}");
 }
 
 /// `cargo test -p flywheel-inference --lib -- --ignored --nocapture stock_tests::logits::qwen`; the model is fetched by
