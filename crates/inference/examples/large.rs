@@ -2,7 +2,8 @@
 //! that under a limit of bytes and cuts the result into shards. Every step says how long it took and what memory it had.
 //!
 //! `large MODEL.gguf TEXT FOLDER [--json FILE] [--only STEP]`; `cargo xtask bench large --json FILE` runs each step in a
-//! process of its own, so that memory is of that step alone. Steps: evaluate, float, quantize, shards.
+//! process of its own, so that memory is of that step alone. Steps: evaluate, float, round (Q4_K_M without calibration),
+//! quantize (under the limit), shards.
 #![expect(clippy::print_stdout, reason = "a command-line program prints its report")]
 
 use flywheel_inference::eval::perplexity;
@@ -26,7 +27,7 @@ const TEXTS: usize = 4;
 const TEXT_TOKENS: usize = 256;
 /// Bytes of a shard, as a store for phones allows.
 const SHARD_BYTES: u64 = 200_000_000;
-const STEPS: [&str; 4] = ["evaluate", "float", "quantize", "shards"];
+const STEPS: [&str; 5] = ["evaluate", "float", "round", "quantize", "shards"];
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -34,6 +35,7 @@ struct Job {
     model: PathBuf,
     text: String,
     float: PathBuf,
+    rounded: PathBuf,
     quantized: PathBuf,
     shards: PathBuf,
 }
@@ -55,6 +57,7 @@ fn main() -> Result<()> {
         model: model.into(),
         text: std::fs::read_to_string(text)?,
         float: folder.join("f16.gguf"),
+        rounded: folder.join("q4_k_m.gguf"),
         quantized: folder.join("auto.gguf"),
         shards: folder.join("auto"),
     };
@@ -62,7 +65,8 @@ fn main() -> Result<()> {
     for step in STEPS.into_iter().filter(|s| only.as_deref().is_none_or(|o| o == *s)) {
         let row = measured(|| match step {
             "evaluate" => evaluate(&job),
-            "float" => float(&job),
+            "float" => rounded(&job.model, &job.float, Profile::F16),
+            "round" => rounded(&job.float, &job.rounded, Profile::Q4KM),
             "quantize" => budget(&job),
             _ => shards(&job),
         })?;
@@ -140,11 +144,12 @@ fn evaluate(job: &Job) -> Result<Value> {
     }))
 }
 
-fn float(job: &Job) -> Result<Value> {
-    let base = Gguf::open(&job.model)?;
-    let options = QuantizeOptions { allow_requantize: true, ..QuantizeOptions::new(Profile::F16) };
-    let report = quantize(&base, &job.float, &options, &mut |_| ControlFlow::Continue(()))?;
-    Ok(json!({ "bytes": report.size_bytes }))
+fn rounded(from: &Path, to: &Path, profile: Profile) -> Result<Value> {
+    let base = Gguf::open(from)?;
+    let options = QuantizeOptions { allow_requantize: true, ..QuantizeOptions::new(profile) };
+    let report = quantize(&base, to, &options, &mut |_| ControlFlow::Continue(()))?;
+    let weights: u64 = report.tensors.iter().map(|t| t.weights).sum();
+    Ok(json!({ "bytes": report.size_bytes, "weights": weights }))
 }
 
 /// The limit is the size of the file that was downloaded.
@@ -167,7 +172,7 @@ fn budget(job: &Job) -> Result<Value> {
 }
 
 fn shards(job: &Job) -> Result<Value> {
-    let file = Gguf::open(&job.quantized)?;
+    let file = Gguf::open(if job.quantized.exists() { &job.quantized } else { &job.rounded })?;
     let written = write_shards(&job.shards, file.metadata(), file.contents(), SHARD_BYTES)?;
     let sizes: Vec<u64> = written.iter().map(|(_, bytes)| *bytes).collect();
     let first = written.first().map(|(path, _)| path.display().to_string());

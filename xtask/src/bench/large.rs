@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
 
-const STEPS: [&str; 4] = ["evaluate", "float", "quantize", "shards"];
+const STEPS: [&str; 5] = ["evaluate", "float", "round", "quantize", "shards"];
 
 /// Runs the steps in a folder beside the model and removes what they made.
 pub fn drive(bench: &Bench, _: &Args) -> Result<Value> {
