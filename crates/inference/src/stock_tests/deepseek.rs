@@ -145,10 +145,12 @@ pub(super) fn made(s: &Shape, ty: TensorType, path: &Path) -> Gguf {
             // what is added to the residual stream gets smaller with depth: a router that stands on the edge between two
             // experts makes a jump of a rounding error
             let deep = (s.layers as f32 / 3.0).sqrt();
-            let scale = match () {
-                () if name.contains("gate_inp") => 4.0,
-                () if name.contains("attn_output") || name.contains("down") => 1.6 / deep,
-                () => 1.6,
+            let scale = if name.contains("gate_inp") {
+                4.0
+            } else if name.contains("attn_output") || name.contains("down") {
+                1.6 / deep
+            } else {
+                1.6
             };
             noise(n, seed as u64, scale / inputs.sqrt())
         };
