@@ -1,10 +1,14 @@
 //! `cargo xtask bench NAME [--json FILE]`: runs a benchmark program of the crate it measures.
 
 mod cancel;
+mod decode;
 mod import;
 mod ingest;
 mod jobs;
+mod large;
+mod lora;
 mod peer;
+mod quant;
 mod query;
 mod reconnect;
 mod restart;
@@ -33,7 +37,11 @@ const BENCHES: &[Bench] = &[
     Bench { name: "import", package: "flywheel-tests", example: "otlp_load", drive: Some(import::drive) },
     Bench { name: "reconnect", package: "flywheel-tests", example: "reconnect", drive: Some(reconnect::drive) },
     Bench { name: "query", package: "flywheel-lake", example: "bulk_load", drive: Some(query::drive) },
+    Bench { name: "decode", package: "flywheel-inference", example: "bench_decode", drive: Some(decode::drive) },
+    Bench { name: "lora", package: "flywheel-inference", example: "lora_bench", drive: Some(lora::drive) },
+    Bench { name: "quant", package: "flywheel-inference", example: "quant_quality", drive: Some(quant::drive) },
     Bench { name: "jobs", package: "flywheel-jobs", example: "bench_jobs", drive: Some(jobs::drive) },
+    Bench { name: "large", package: "flywheel-inference", example: "large", drive: Some(large::drive) },
 ];
 
 /// Arguments of the command.

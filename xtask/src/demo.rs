@@ -1,6 +1,8 @@
 //! `cargo xtask demo`: builds, fetches the models, starts `serve` and `signer`, runs the scenario of the simulated
 //! fleet against them, and checks what it says.
 
+mod ladder;
+
 use crate::process::{self, Guard, bin_dir, run_quiet, spinner};
 use crate::smtp::Smtp;
 use crate::{browser, memory, model};
@@ -56,10 +58,12 @@ pub fn run(args: &Args) -> Result<()> {
     let (serve, signer) = place.start()?;
     let scenario = place.scenario(args)?;
     let mut summary = read_summary(&place.dir.join("summary.json"));
+    let ladder = ladder::measure(&place, &summary)?;
     if !args.keep {
         save_candidate(&mut summary, &models)?;
     }
     if let Value::Object(map) = &mut summary {
+        map.remove("merged_gguf"); // goes with the folder
         map.insert("wall_s".into(), json!(started.elapsed().as_secs_f64().round()));
         map.insert("peak_pss_mb".into(), json!(peak.peak_mb()));
     }
@@ -67,6 +71,9 @@ pub fn run(args: &Args) -> Result<()> {
         fs::write(path, serde_json::to_vec_pretty(&summary)?)?;
     }
     print_end(&summary, &place, args.keep);
+    if let Some(ladder) = ladder {
+        ladder.print();
+    }
     let looked = if args.browser && scenario { place.look() } else { Ok(()) };
     if args.keep {
         serve.keep();

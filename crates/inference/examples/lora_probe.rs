@@ -179,7 +179,7 @@ fn main() {
             let answer_from = tokens.len();
             tokens.extend(probe.tokenizer.encode(&fact.value, false));
             tokens.push(end);
-            Sample { tokens, answer_from }
+            Sample::new(tokens, answer_from)
         })
         .collect();
     let lora = LoraConfig { alpha: number(4, 16.0), ..LoraConfig::default() };

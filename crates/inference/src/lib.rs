@@ -21,4 +21,6 @@ pub mod tokenizer;
 pub mod train;
 
 #[cfg(test)]
+mod stock_tests;
+#[cfg(test)]
 pub(crate) mod testing;

@@ -89,6 +89,11 @@ impl SafetensorsFile {
         names.sort_unstable();
         names
     }
+    /// A text that the writer left in the header.
+    #[must_use]
+    pub fn note(&self, key: &str) -> Option<String> {
+        self.metadata.metadata().as_ref()?.get(key).cloned()
+    }
     /// A tensor that may be absent.
     #[must_use]
     pub fn find<'a>(&'a self, name: &'a str) -> Option<View<'a>> {

@@ -24,9 +24,16 @@ use cli::{AppCommand, Cli, Command, IngestKeyCommand, KeysCommand, SignerCommand
 use config::Config;
 use flywheel_types::clock::SystemClock;
 use flywheel_types::{AppId, BusinessClock};
+use std::process::ExitCode;
 
-fn main() -> Result<()> {
-    let cli = Cli::parse();
+fn main() -> ExitCode {
+    match start(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => cli::failed(&e),
+    }
+}
+
+fn start(cli: Cli) -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env()
@@ -66,7 +73,7 @@ async fn run(command: Command) -> Result<()> {
         Command::Api(a) => cli::api::call(a).await,
         Command::Sql(a) => cli::sql::run(a).await,
         Command::Import(a) => cli::import::run(a).await,
-        Command::Model(m) => tokio::task::spawn_blocking(move || cli::model::run(m)).await?,
+        Command::Model(m) => cli::model::run(m).await,
     }
 }
 

@@ -7,6 +7,7 @@ pub mod bundle;
 pub mod dataset;
 pub mod gguf;
 pub mod hf;
+pub mod imatrix;
 pub mod import;
 pub mod onnx;
 pub mod otlp;
@@ -47,6 +48,7 @@ targets! {
     import_lines => import::lines,
     wal => wal::run,
     gguf => gguf::run,
+    imatrix => imatrix::run,
     onnx => onnx::run,
     tokenizer => text::tokenizer,
     safetensors => hf::safetensors,

@@ -154,7 +154,7 @@ fn check_medium(place: &Place) -> Result<()> {
 }
 
 /// Load averages of 1, 5 and 15 minutes: says whether the machine was idle.
-fn load_average() -> Vec<f64> {
+pub(super) fn load_average() -> Vec<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).filter_map(|word| word.parse().ok()).collect()
 }

@@ -21,6 +21,9 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 pub struct CalibratedInput {
     /// The matrices, for example q, k and v of a block.
     pub tensors: Vec<String>,
+    /// Which slice of those matrices, and of how many: 0 of 1 but for tensors of three dimensions (experts, latent heads).
+    /// Slices that no token reached have no entry.
+    pub slice: (usize, usize),
     pub stats: InputStats,
 }
 
@@ -42,12 +45,12 @@ impl Calibration {
         for input in &self.inputs {
             let sum2 = input.stats.sum2();
             for tensor in &input.tensors {
-                out.add(tensor, &sum2, input.stats.count)?;
+                out.add_slice(tensor, input.slice, &sum2, input.stats.count)?;
             }
         }
         Ok(out)
     }
-    /// Statistics of the inputs of a matrix.
+    /// Statistics of the inputs of a matrix; of the first slice that was reached, where it has several.
     #[must_use]
     pub fn input(&self, tensor: &str) -> Option<&InputStats> {
         self.inputs.iter().find(|i| i.tensors.iter().any(|t| t == tensor)).map(|i| &i.stats)
@@ -68,7 +71,34 @@ pub(crate) fn readers(site: Site) -> &'static [Target] {
         Site::Out => &[Target::O],
         Site::GateUp => &[Target::Gate, Target::Up],
         Site::Down => &[Target::Down],
+        Site::Part { .. } => &[],
     }
+}
+
+/// Names of the matrices that read what is at `site` of a block, and their columns.
+fn place(site: Site, layer: usize, config: &ModelConfig) -> (Vec<String>, usize) {
+    match (site, readers(site)) {
+        (Site::Part { tensors, columns, .. }, _) => {
+            (tensors.iter().map(|part| format!("blk.{layer}.{part}.weight")).collect(), columns)
+        }
+        (_, targets) => {
+            let columns = targets.first().map_or(0, |t| t.shape(config).1);
+            (targets.iter().map(|t| t.tensor(layer)).collect(), columns)
+        }
+    }
+}
+
+/// The matrices of the file among `tensors`, and which slice of them `site` is about. A site may name both forms of a
+/// matrix, of which a file has one.
+fn sliced(gguf: &Gguf, site: Site, tensors: Vec<String>) -> Option<(Vec<String>, (usize, usize))> {
+    let there: Vec<String> = tensors.into_iter().filter(|name| gguf.find(name).is_some()).collect();
+    let dims = &gguf.find(there.first()?)?.dims;
+    let slices = dims.get(2).map_or(1, |n| *n as usize);
+    let slice = match site {
+        Site::Part { slice, .. } if slices > 1 => slice,
+        _ => 0,
+    };
+    Some((there, (slice, slices)))
 }
 
 /// Name of the matrix that makes the logits: the embedding itself when tied.
@@ -97,13 +127,15 @@ pub fn calibrate(
         let block = Decoder::one_block(gguf, &BTreeMap::new(), &config, layer)?;
         let mut sites = BTreeMap::new();
         stream.advance(&block, &mut |text, site, rows| {
-            let columns = readers(site)[0].shape(&config).1;
-            let stats = sites.entry(site).or_insert_with(|| InputStats::new(columns));
-            stats.add(rows).map_err(|(column, value)| broken(&readers(site)[0].tensor(layer), text, column, value))
+            let stats = sites.entry(site).or_insert_with(|| InputStats::new(place(site, layer, &config).1));
+            stats.add(rows).map_err(|(column, value)| {
+                let (names, _) = place(site, layer, &config);
+                broken(names.first().map_or("?", String::as_str), text, column, value)
+            })
         })?;
-        inputs.extend(sites.into_iter().map(|(site, stats)| {
-            let tensors = readers(site).iter().map(|t| t.tensor(layer)).collect();
-            CalibratedInput { tensors, stats }
+        inputs.extend(sites.into_iter().filter_map(|(site, stats)| {
+            let (tensors, slice) = sliced(gguf, site, place(site, layer, &config).0)?;
+            Some(CalibratedInput { tensors, slice, stats })
         }));
     }
     let mut stats = InputStats::new(config.width);
@@ -111,7 +143,7 @@ pub fn calibrate(
     each_output_input(gguf, &config, &stream, &mut |text, rows| {
         stats.add(rows).map_err(|(column, value)| broken(name, text, column, value))
     })?;
-    inputs.push(CalibratedInput { tensors: vec![name.to_owned()], stats });
+    inputs.push(CalibratedInput { tensors: vec![name.to_owned()], slice: (0, 1), stats });
     if watch(config.layers, config.layers).is_break() {
         return Err(ModelError::Cancelled);
     }

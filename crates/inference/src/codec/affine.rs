@@ -22,6 +22,7 @@ pub(super) struct Line {
 
 /// Best line for levels `0..=max`. With `offset_not_positive` the offset is at most zero (k-quants store its
 /// negative as an unsigned number).
+#[inline(always)]
 pub(super) fn line(x: &[f32; N], w: &[f32; N], max: f32, offset_not_positive: bool, candidates: Candidates) -> Line {
     let mut lo = x.iter().copied().fold(f32::INFINITY, f32::min);
     let hi = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -45,6 +46,7 @@ pub(super) fn line(x: &[f32; N], w: &[f32; N], max: f32, offset_not_positive: bo
 }
 
 /// Weighted least-squares line for the levels that `inverse` and `lo` give.
+#[inline(always)]
 fn refine(x: &[f32; N], w: &[f32; N], max: f32, inverse: f32, lo: f32, offset_not_positive: bool) -> Option<Line> {
     let mut sum = [[0.0f32; LANES]; 5];
     for (x, w) in x.as_chunks::<LANES>().0.iter().zip(w.as_chunks::<LANES>().0) {
@@ -68,6 +70,7 @@ fn refine(x: &[f32; N], w: &[f32; N], max: f32, inverse: f32, lo: f32, offset_no
 }
 
 /// Weighted squared error with the nearest levels on `line`.
+#[inline(always)]
 fn error(x: &[f32; N], w: &[f32; N], max: f32, line: Line) -> f32 {
     let inverse = 1.0 / line.scale;
     let mut sum = [0.0f32; LANES];

@@ -12,6 +12,7 @@ const N: usize = 32;
 /// Fine and wide: these formats keep two free half-precision numbers per block, so the search decides all.
 const CANDIDATES: Candidates = Candidates { first: -1.0, delta: 0.1, count: 20 };
 
+#[inline(always)]
 fn prepared(x: &[f32], importance: Option<&[f32]>) -> ([f32; N], [f32; N]) {
     let (mut block, mut w) = ([0.0; N], [0.0; N]);
     for (b, x) in block.iter_mut().zip(x) {
@@ -27,6 +28,7 @@ pub(super) fn half(x: f32) -> f16 {
 }
 
 /// Q4_0 (`bits` 4) and Q5_0 (`bits` 5).
+#[inline(always)]
 pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>, bits: u32) -> Fit {
     let (block, w) = prepared(x, importance);
     let n = 1i32 << (bits - 1);
@@ -39,6 +41,7 @@ pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>, bits: u32) -> Fit
 }
 
 /// Q4_1 (`max` 15) and Q5_1 (`max` 31).
+#[inline(always)]
 pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
     let (block, w) = prepared(x, importance);
     let line = affine::line(&block, &w, max as f32, false, CANDIDATES);
@@ -53,6 +56,7 @@ pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
 }
 
 /// Q8_0: at 8 bits the scale of the largest magnitude is as good as any search.
+#[inline(always)]
 pub(super) fn q8_0(x: &[f32]) -> Fit {
     let top = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     let scale = half(top / 127.0);

@@ -10,11 +10,14 @@ mod affine;
 mod layout;
 mod legacy;
 mod nonlinear;
+mod refit;
 mod search;
 mod superblock;
 
 pub use layout::{decode_block, pack};
+pub(crate) use refit::has_minimum;
 pub use search::Grid;
+pub(crate) use {nonlinear::CODEBOOK, superblock::unpack_six_bits};
 
 use crate::gguf::TensorType;
 use half::{bf16, f16};
@@ -145,22 +148,55 @@ fn encode_row(ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut
                 *o = bf16::from_f32(*x).to_le_bytes();
             }
         }
-        _ => {
-            let n = ty.block_len();
-            let mut levels = [0i8; 256];
-            for (b, (out, x)) in out.chunks_mut(ty.block_bytes()).zip(row.chunks(n)).enumerate() {
-                let fit = fit(ty, x, importance.map(|w| &w[b * n..(b + 1) * n]));
-                fit.grid.round(x, &mut levels[..n]);
-                pack(ty, &fit, &levels[..n], out);
+        _ => encode_blocks(ty, row, importance, out),
+    }
+}
+
+/// Defines a function compiled for the plain target and for AVX2, chosen at run time. The operations are the same (no
+/// fused multiply-add), and so are the bits.
+macro_rules! wide {
+    ($(#[$attr:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$attr])*
+        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2")]
+                fn avx2($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: the feature was detected on this CPU.
+                    return unsafe { avx2($($arg),*) };
+                }
             }
+            body($($arg),*)
+        }
+    };
+}
+
+wide! {
+    fn encode_blocks(ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+        let n = ty.block_len();
+        let mut levels = [0i8; 256];
+        for (b, (out, x)) in out.chunks_mut(ty.block_bytes()).zip(row.chunks(n)).enumerate() {
+            let fit = fit_block(ty, x, importance.map(|w| &w[b * n..(b + 1) * n]));
+            fit.grid.round(x, &mut levels[..n]);
+            pack(ty, &fit, &levels[..n], out);
         }
     }
 }
 
-/// Chooses the scales of one block of a quantised type. `x` and `importance` hold `ty.block_len()` values.
-/// Float types have no scales: their grid is empty.
-#[must_use]
-pub fn fit(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
+wide! {
+    /// Chooses the scales of one block of a quantised type. `x` and `importance` hold `ty.block_len()` values.
+    /// Float types have no scales: their grid is empty.
+    #[must_use]
+    pub fn fit(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
+        fit_block(ty, x, importance)
+    }
+}
+
+#[inline(always)]
+fn fit_block(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
     match ty {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => {
             Fit { grid: Grid::new(1, 0, 0, 0), header: [0; MAX_HEADER] }
@@ -177,7 +213,8 @@ pub fn fit(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
     }
 }
 
-fn check_weights(ty: TensorType, weights: &[f32]) -> Result<(), CodecError> {
+/// Refuses what [`quantize`] refuses of values.
+pub(crate) fn check_weights(ty: TensorType, weights: &[f32]) -> Result<(), CodecError> {
     let limit = match ty {
         TensorType::F32 | TensorType::BF16 => f32::MAX,
         _ => f16::MAX.to_f32(),

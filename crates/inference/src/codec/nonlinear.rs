@@ -5,7 +5,7 @@ use super::{Fit, Grid, MAX_HEADER, legacy::half, search};
 const N: usize = 32;
 
 /// The levels, as multiples of the block's scale (a constant of the format).
-pub(super) const CODEBOOK: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(crate) const CODEBOOK: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Index of the nearest entry; in the middle between two, the lower.
 pub(super) fn nearest_level(codebook: &[i8; 16], x: f32) -> i8 {
@@ -15,6 +15,7 @@ pub(super) fn nearest_level(codebook: &[i8; 16], x: f32) -> i8 {
 
 /// Twenty-odd candidate scales of either sign around that of the largest magnitude, each refined by weighted least
 /// squares for the levels it gives.
+#[inline(always)]
 pub(super) fn iq4_nl(x: &[f32], importance: Option<&[f32]>) -> Fit {
     let mut w = [0.0; N];
     search::error_weights(x, importance, search::sigma2(x), &mut w);
@@ -41,6 +42,7 @@ pub(super) fn iq4_nl(x: &[f32], importance: Option<&[f32]>) -> Fit {
 }
 
 /// `Σ w x l` and `Σ w l²` for the entries `l` nearest to `inverse * x`.
+#[inline(always)]
 fn project(x: &[f32], w: &[f32; N], inverse: f32) -> (f32, f32) {
     const LANES: usize = 8;
     let (mut xl, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);

@@ -36,16 +36,23 @@ impl Grid {
         let level = if step == 0.0 { 0.0 } else { nearest((x + self.min[s]) / step) } as i32 + self.zero;
         level.clamp(self.lowest, self.highest) as i8
     }
+    /// The multiple of its step that a level stands for.
+    #[must_use]
+    pub fn unit(&self, level: i8) -> f32 {
+        match self.codebook {
+            Some(codebook) => f32::from(codebook[level as usize & 15]),
+            None => (i32::from(level) - self.zero) as f32,
+        }
+    }
     /// Value of level `level` for weight `i`.
     #[must_use]
     pub fn value(&self, i: usize, level: i8) -> f32 {
         let s = i / self.sub_len;
-        if let Some(codebook) = self.codebook {
-            return self.step[s] * f32::from(codebook[level as usize & 15]);
-        }
-        self.step[s] * (i32::from(level) - self.zero) as f32 - self.min[s]
+        let product = self.step[s] * self.unit(level);
+        if self.codebook.is_some() { product } else { product - self.min[s] }
     }
     /// Nearest levels of a whole block, the same as [`Grid::level`] for each.
+    #[inline(always)]
     pub fn round(&self, x: &[f32], levels: &mut [i8]) {
         if self.codebook.is_some() {
             return levels.iter_mut().zip(x).enumerate().for_each(|(i, (l, x))| *l = self.level(i, *x));
@@ -70,6 +77,7 @@ pub(super) fn nearest(x: f32) -> f32 {
 
 /// Weights of the squared error of a sub-block: importance times `sqrt(sigma² + x²)`, where sigma² is twice the
 /// mean square of the whole block. Large weights count more, since their error meets the same activations.
+#[inline(always)]
 pub(super) fn error_weights(x: &[f32], importance: Option<&[f32]>, sigma2: f32, out: &mut [f32]) {
     for (o, x) in out.iter_mut().zip(x) {
         *o = (sigma2 + x * x).sqrt();
@@ -86,12 +94,14 @@ pub(super) fn error_weights(x: &[f32], importance: Option<&[f32]>, sigma2: f32, 
 }
 
 /// Twice the mean square.
+#[inline(always)]
 pub(super) fn sigma2(x: &[f32]) -> f32 {
     2.0 * x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32
 }
 
 /// Least-squares scale for `x ≈ scale * level`, levels in `-n..n` (`n` = half the number of levels).
 /// Tries 19 scales around the largest magnitude, each with both signs, since the negative side has one level more.
+#[inline(always)]
 pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: i32) -> f32 {
     let extreme = x.iter().fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
     if extreme.abs() < 1e-15 {
@@ -113,6 +123,7 @@ pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: i32) -> f
 }
 
 /// `Σ w x l` and `Σ w l²` for the levels `l = clamp(round(inverse * x))`.
+#[inline(always)]
 fn project<const N: usize>(x: &[f32; N], w: &[f32; N], inverse: f32, lo: f32, hi: f32) -> (f32, f32) {
     const LANES: usize = 8;
     let (mut lx, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -128,6 +139,7 @@ fn project<const N: usize>(x: &[f32; N], w: &[f32; N], inverse: f32, lo: f32, hi
 
 /// Quantises non-negative sub-scales to `0..=max` with one step: weighted least squares over 17 candidates.
 /// Returns the step; levels are the nearest ones.
+#[inline(always)]
 pub(super) fn positive(x: &[f32], w: &[f32], max: f32) -> f32 {
     let top = x.iter().copied().fold(0.0f32, f32::max);
     if top < 1e-15 {

@@ -6,12 +6,14 @@ use super::{
     legacy::half,
     search::{self, Grid, nearest},
 };
+use half::f16;
 
 const N: usize = 256;
 const SUB: usize = 32;
 const SUBS: usize = N / SUB;
 
 /// Q4_K (`max` 15) and Q5_K (`max` 31): 8 sub-blocks, 6-bit scales and minima.
+#[inline(always)]
 pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
     let candidates = if max == 15 {
         Candidates { first: -1.0, delta: 0.1, count: 21 }
@@ -45,6 +47,28 @@ pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
     Fit { grid, header }
 }
 
+/// Q4_K, Q5_K: scale and minimum of sub-block `s` as near to these as six bits of the block's steps allow.
+pub(super) fn set_affine(fit: &mut Fit, s: usize, step: f32, min: f32) {
+    let part = |at: usize| f16::from_le_bytes([fit.header[at], fit.header[at + 1]]).to_f32();
+    let (d, dmin) = (part(0), part(2));
+    let (mut sc, mut mn) = ([0u8; SUBS], [0u8; SUBS]);
+    for j in 0..SUBS {
+        (sc[j], mn[j]) = unpack_six_bits(&fit.header[4..16], j);
+    }
+    (sc[s], mn[s]) = (six_bits(step, d), six_bits(min, dmin));
+    fit.grid.step[s] = d * f32::from(sc[s]);
+    fit.grid.min[s] = dmin * f32::from(mn[s]);
+    fit.header[4..16].copy_from_slice(&pack_six_bits(&sc, &mn));
+}
+
+/// Q6_K: scale of sub-block `s` as near to `step` as eight bits of the block's step allow.
+pub(super) fn set_symmetric(fit: &mut Fit, s: usize, step: f32) {
+    let d = f16::from_le_bytes([fit.header[16], fit.header[17]]).to_f32();
+    let q = if d == 0.0 { 0 } else { nearest(step / d).clamp(-128.0, 127.0) as i8 };
+    fit.grid.step[s] = d * f32::from(q);
+    fit.header[s] = q.cast_unsigned();
+}
+
 fn six_bits(x: f32, step: f32) -> u8 {
     if step == 0.0 { 0 } else { nearest(x / step).clamp(0.0, 63.0) as u8 }
 }
@@ -62,7 +86,7 @@ fn pack_six_bits(sc: &[u8; SUBS], mn: &[u8; SUBS]) -> [u8; 12] {
 }
 
 /// The inverse of [`pack_six_bits`] for sub-block `j`: scale and minimum.
-pub(super) fn unpack_six_bits(packed: &[u8], j: usize) -> (u8, u8) {
+pub(crate) fn unpack_six_bits(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {
@@ -71,6 +95,7 @@ pub(super) fn unpack_six_bits(packed: &[u8], j: usize) -> (u8, u8) {
 }
 
 /// Q6_K: 16 sub-blocks of 16, signed 8-bit scales, no minimum.
+#[inline(always)]
 pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>) -> Fit {
     const SUB: usize = 16;
     let sigma2 = search::sigma2(x);

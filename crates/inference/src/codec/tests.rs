@@ -222,3 +222,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn moved_scales_are_stored_as_they_are_used() {
+    for ty in QUANTIZED {
+        let n = ty.block_len();
+        let x: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 40.0) * (1.0 + (i / 16) as f32)).collect();
+        let before = fit(ty, &x, None);
+        let (mut after, grid) = (before.clone(), &before.grid);
+        for s in 0..n / grid.sub_len {
+            after = after.nearest(ty, s, 0.9 * grid.step[s], 0.8 * grid.min[s]);
+        }
+        let top = |values: &[f32]| values.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        for s in 0..n / grid.sub_len {
+            let (step, min) = (after.grid.step[s] - 0.9 * grid.step[s], after.grid.min[s] - 0.8 * grid.min[s]);
+            assert!(step.abs() < 0.01 * top(&grid.step), "{ty} {s}: {step}");
+            assert!(min.abs() <= 0.01 * top(&grid.min), "{ty} {s}: {min}");
+        }
+        assert_eq!(has_minimum(ty), top(&grid.min) > 0.0, "{ty}");
+        let (mut levels, mut bytes, mut back) = (vec![0; n], vec![0; ty.block_bytes()], vec![0.0; n]);
+        after.grid.round(&x, &mut levels);
+        pack(ty, &after, &levels, &mut bytes);
+        decode_block(ty, &bytes, &mut back);
+        let used: Vec<f32> = levels.iter().enumerate().map(|(i, l)| after.grid.value(i, *l)).collect();
+        assert_eq!(back, used, "{ty}");
+    }
+}

@@ -1,13 +1,13 @@
 //! `config.json` of a decoder, checked, and what of it goes into a GGUF file.
 
-use super::ConvertError;
+use super::{ConvertError, deepseek::DeepSeek};
 use crate::gguf::Value;
 use crate::model::Arch;
 use serde::Deserialize;
 use std::{fs, path::Path};
 
 /// Sizes above this are taken for damage.
-const LARGEST: usize = 1 << 24;
+pub(super) const LARGEST: usize = 1 << 24;
 
 #[derive(Debug, Clone, Deserialize)]
 struct Raw {
@@ -74,6 +74,7 @@ pub(super) struct HfConfig {
     pub vocab_size: usize,
     pub tied: bool,
     pub scaling: Scaling,
+    pub deepseek: Option<DeepSeek>,
     context: usize,
     rms_eps: f32,
     rope_base: f32,
@@ -95,7 +96,8 @@ impl HfConfig {
             "llama" => Arch::Llama,
             "qwen2" => Arch::Qwen2,
             "qwen3" => Arch::Qwen3,
-            other => return Err(format!("model_type is `{other}`; known are llama, qwen2 and qwen3")),
+            "deepseek_v2" => Arch::DeepSeek2,
+            other => return Err(format!("model_type is `{other}`; known are llama, qwen2, qwen3 and deepseek_v2")),
         };
         if let Some(act) = raw.hidden_act.as_deref().filter(|a| *a != "silu") {
             return Err(format!("hidden_act is `{act}`, only `silu` is supported"));
@@ -109,7 +111,15 @@ impl HfConfig {
         if raw.quantization_config.is_some() {
             return Err("the weights are quantised already; convert the original model".into());
         }
-        let (rope_base, scaling) = rope(&raw, warnings)?;
+        let deepseek = (arch == Arch::DeepSeek2).then(|| DeepSeek::parse(text)).transpose()?;
+        let (rope_base, scaling) = match &deepseek {
+            Some(_) => (raw.rope_theta.unwrap_or(10_000.0), Scaling::None),
+            None => rope(&raw, warnings)?,
+        };
+        let head_dim = match &deepseek {
+            Some(d) => d.rope,
+            None => raw.head_dim.unwrap_or(raw.hidden_size / raw.num_attention_heads.max(1)),
+        };
         let config = Self {
             arch,
             layers: raw.num_hidden_layers,
@@ -117,12 +127,13 @@ impl HfConfig {
             ffn: raw.intermediate_size,
             heads: raw.num_attention_heads,
             kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
-            head_dim: raw.head_dim.unwrap_or(raw.hidden_size / raw.num_attention_heads.max(1)),
+            head_dim,
             vocab_size: raw.vocab_size,
             tied: raw.tie_word_embeddings,
             context: raw.max_position_embeddings,
             rms_eps: raw.rms_norm_eps,
             scaling,
+            deepseek,
             rope_base,
         };
         config.check()?;
@@ -167,14 +178,19 @@ impl HfConfig {
             ("{arch}.embedding_length", size(self.width)),
             ("{arch}.feed_forward_length", size(self.ffn)),
             ("{arch}.attention.head_count", size(self.heads)),
-            ("{arch}.attention.head_count_kv", size(self.kv_heads)),
             ("{arch}.rope.freq_base", self.rope_base.into()),
             ("{arch}.attention.layer_norm_rms_epsilon", self.rms_eps.into()),
-            ("{arch}.attention.key_length", size(self.head_dim)),
-            ("{arch}.attention.value_length", size(self.head_dim)),
             ("{arch}.vocab_size", size(self.vocab_size)),
-            ("{arch}.rope.dimension_count", size(self.head_dim)),
         ];
+        match &self.deepseek {
+            Some(deepseek) => out.extend(deepseek.metadata()),
+            None => out.extend([
+                ("{arch}.attention.head_count_kv", size(self.kv_heads)),
+                ("{arch}.attention.key_length", size(self.head_dim)),
+                ("{arch}.attention.value_length", size(self.head_dim)),
+                ("{arch}.rope.dimension_count", size(self.head_dim)),
+            ]),
+        }
         if let Scaling::Linear(factor) = self.scaling {
             out.push(("{arch}.rope.scaling.type", "linear".into()));
             out.push(("{arch}.rope.scaling.factor", factor.into()));

@@ -5,10 +5,12 @@
 //! a model that lost something still talks, only worse.
 
 mod config;
+mod deepseek;
 mod source;
 mod tensors;
 
 pub use crate::safetensors_file::SafetensorsError;
+pub(crate) use tensors::interleave;
 
 use crate::codec::{self, CodecError};
 use crate::gguf::{GgufError, TensorSpec, TensorType, Writer};

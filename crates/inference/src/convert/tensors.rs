@@ -1,6 +1,6 @@
 //! Which tensor becomes which: names, shapes, and the order of rows that llama's rotation needs.
 
-use super::{ConvertError, config::HfConfig, source::Weights};
+use super::{ConvertError, config::HfConfig, deepseek, source::Weights};
 use crate::gguf::{TensorSpec, TensorType};
 use crate::model::Arch;
 use crate::safetensors_file::View;
@@ -8,12 +8,16 @@ use std::collections::HashSet;
 
 /// Where the values of a tensor come from.
 #[derive(Debug, Clone, PartialEq)]
-enum Origin {
+pub(super) enum Origin {
     /// A tensor of the folder, as it is.
     Same(String),
     /// Queries or keys with this many heads: rows of a head are the halves of pairs there, but pairs are neighbours
     /// in a GGUF file of architecture `llama`.
     Interleaved(String, usize),
+    /// Equal matrices of the folder, one after the other: experts.
+    Stacked(Vec<String>),
+    /// The key or the value matrices of the heads of latent attention.
+    Heads { name: String, keys: bool, nope: usize, value: usize },
     /// Made from the configuration.
     Values(Vec<f32>),
 }
@@ -31,7 +35,8 @@ impl Entry {
     /// Vectors are F32 whatever the type of matrices.
     pub fn spec(&self, ty: TensorType) -> TensorSpec {
         let dims: Vec<u64> = self.shape.iter().rev().map(|d| *d as u64).collect();
-        let ty = if dims.len() == 1 { TensorType::F32 } else { ty };
+        // a router decides between experts by small differences
+        let ty = if dims.len() == 1 || self.name.ends_with("ffn_gate_inp.weight") { TensorType::F32 } else { ty };
         TensorSpec { name: self.name.clone(), dims, ty }
     }
     pub fn row_len(&self) -> usize {
@@ -48,13 +53,26 @@ impl Entry {
                 let cols = if self.shape.len() > 1 { self.row_len() } else { 1 };
                 Ok(interleave(&read(name)?, *heads, cols))
             }
+            Origin::Stacked(names) => {
+                let mut out = Vec::with_capacity(self.shape.iter().product());
+                for name in names {
+                    out.extend(read(name)?);
+                }
+                Ok(out)
+            }
+            Origin::Heads { name, keys, nope, value } => {
+                let both = read(name)?;
+                let heads = self.shape.first().copied().unwrap_or(1);
+                let rank = both.len() / (heads * (nope + value));
+                Ok(deepseek::heads(&both, rank, *keys, *nope, *value))
+            }
             Origin::Values(values) => Ok(values.clone()),
         }
     }
 }
 
 /// Row `i` and row `i + half` of a head become rows `2 i` and `2 i + 1`.
-fn interleave(values: &[f32], heads: usize, cols: usize) -> Vec<f32> {
+pub(crate) fn interleave(values: &[f32], heads: usize, cols: usize) -> Vec<f32> {
     let head_len = values.len() / heads;
     let half = head_len / cols / 2;
     let mut out = Vec::with_capacity(values.len());
@@ -82,7 +100,10 @@ pub(super) fn plan(c: &HfConfig, weights: &Weights) -> Result<Vec<Entry>, Conver
     }
     plan.same("token_embd.weight", "model.embed_tokens.weight", &[c.vocab_size, c.width])?;
     for layer in 0..c.layers {
-        plan.block(c, layer)?;
+        match &c.deepseek {
+            Some(deepseek) => deepseek.block(&mut plan, c, layer)?,
+            None => plan.block(c, layer)?,
+        }
     }
     plan.same("output_norm.weight", "model.norm.weight", &[c.width])?;
     plan.output(c)?;
@@ -90,7 +111,7 @@ pub(super) fn plan(c: &HfConfig, weights: &Weights) -> Result<Vec<Entry>, Conver
     Ok(plan.out)
 }
 
-struct Plan<'a> {
+pub(super) struct Plan<'a> {
     weights: &'a Weights,
     out: Vec<Entry>,
     /// Names in the folder.
@@ -147,23 +168,33 @@ impl Plan<'_> {
         }
     }
 
-    fn same(&mut self, name: &str, from: &str, shape: &[usize]) -> Result<(), ConvertError> {
+    pub(super) fn same(&mut self, name: &str, from: &str, shape: &[usize]) -> Result<(), ConvertError> {
         self.tensor(name, from, shape, None)
     }
 
     fn tensor(&mut self, name: &str, from: &str, shape: &[usize], heads: Option<usize>) -> Result<(), ConvertError> {
+        let origin = match heads {
+            Some(heads) => Origin::Interleaved(from.to_owned(), heads),
+            None => Origin::Same(from.to_owned()),
+        };
+        self.source(from, shape)?;
+        self.made(name, shape, origin);
+        Ok(())
+    }
+
+    /// Takes a tensor of the folder, which must be there with this shape.
+    pub(super) fn source(&mut self, from: &str, shape: &[usize]) -> Result<(), ConvertError> {
         let view: View<'_> = self.weights.find(from).ok_or_else(|| missing(self.weights, from))?;
         if view.shape != shape {
             return Err(view.error(format!("shape {:?}, config.json says {shape:?}", view.shape)).into());
         }
         self.used.insert(from.to_owned());
-        let source = from.to_owned();
-        let from = match heads {
-            Some(heads) => Origin::Interleaved(source, heads),
-            None => Origin::Same(source),
-        };
-        self.out.push(Entry { name: name.to_owned(), shape: shape.to_vec(), from });
         Ok(())
+    }
+
+    /// A tensor of the file, made of what was taken before.
+    pub(super) fn made(&mut self, name: &str, shape: &[usize], from: Origin) {
+        self.out.push(Entry { name: name.to_owned(), shape: shape.to_vec(), from });
     }
 
     fn refuse_unused(&self) -> Result<(), ConvertError> {

@@ -271,6 +271,28 @@ impl PositionScores {
         Ok(all)
     }
 
+    /// What another engine measured: divergence and both negative log-likelihoods in nats, and whether the most likely
+    /// tokens are the same, for `per_window` positions of each window.
+    ///
+    /// # Errors
+    /// [`ModelError::Input`] for lists of different lengths, or ones that are not whole windows.
+    pub fn of_other_engine(
+        per_window: usize,
+        kld: Vec<f64>,
+        base_nll: Vec<f64>,
+        other_nll: Vec<f64>,
+        same_top: Vec<bool>,
+    ) -> Result<Self, ModelError> {
+        let n = kld.len();
+        if per_window == 0
+            || !n.is_multiple_of(per_window)
+            || [base_nll.len(), other_nll.len(), same_top.len()] != [n; 3]
+        {
+            return Err(ModelError::input(format!("{n} scores that are not whole windows of {per_window}")));
+        }
+        Ok(Self { per_window, kld, base_nll, other_nll, same_top })
+    }
+
     /// KL(base ‖ other) at every position, nats.
     #[must_use]
     pub fn kld(&self) -> &[f64] {

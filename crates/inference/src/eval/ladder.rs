@@ -156,7 +156,8 @@ pub fn ladder(
                 record_base(&model, tokens, options.window, &record_path, &mut go)?;
                 PositionScores::of_base(record.insert(RecordedBase::open(&record_path)?))?
             }
-            Some(record) => position_scores(Base::Recorded(record), &model, tokens, options.window, &mut go)?,
+            // Activations as they are: what is compared is the weights.
+            Some(record) => position_scores(Base::Recorded(record), &model.exact(), tokens, options.window, &mut go)?,
         };
         let speed = speed(&model, 1, options.prompt, options.new, &mut probes.probes)?;
         let mut row = LadderRow {

@@ -2,7 +2,8 @@
 //!
 //! Every part of a pass takes the longer of the time to move its bytes and the time of its multiply-adds:
 //!
-//! - a linear layer of `n` weights over `m` tokens: all its bytes once, `n·m` multiply-adds;
+//! - a linear layer of `n` weights over `m` tokens: all its bytes once, `n·m` multiply-adds; of experts those that one token
+//!   goes through (more tokens touch more of them, so their prefill is a bound);
 //! - attention of `m` tokens on `c` in the cache: `2·kv_width·2` bytes and `2·q_width` multiply-adds a layer for every
 //!   pair of a token and what it sees;
 //! - the output layer runs for the last token only.
@@ -80,7 +81,7 @@ impl Cost {
 fn pass(model: &StoredModel<'_>, tokens: usize, before: usize, rows_out: usize) -> [Cost; 3] {
     let c = model.config;
     let (m, layers) = (tokens as f64, c.layers as f64);
-    let weights = c.layers * (c.width * (c.qkv_width() + 3 * c.ffn) + c.q_width() * c.width);
+    let weights = c.token_weights();
     let linear =
         |n: usize, rows: f64| Cost { bytes: n as f64 * model.bytes_per_weight, multiply_adds: n as f64 * rows };
     let seen = before as f64 + (m + 1.0) / 2.0;

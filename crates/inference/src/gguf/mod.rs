@@ -22,7 +22,7 @@ pub use write::{TensorData, Writer, file_bytes, write};
 pub(crate) use write::{encode_str, encode_value};
 
 use memmap2::Mmap;
-use std::{collections::HashMap, fs::File, ops::Deref, path::Path};
+use std::{collections::HashMap, fs::File, ops::Deref, path::Path, sync::Arc};
 
 /// Alignment of the data section when `general.alignment` is absent.
 pub const DEFAULT_ALIGNMENT: u32 = 32;
@@ -64,7 +64,7 @@ struct Part {
 /// behind `Arc`; tensor bytes stay in the page cache until touched. Dereferences to its [`Metadata`].
 #[derive(Debug)]
 pub struct Gguf {
-    parts: Vec<Part>,
+    parts: Arc<Vec<Part>>,
     version: u32,
     alignment: u32,
     metadata: Metadata,
@@ -107,22 +107,24 @@ impl Gguf {
     /// The files in order, each with its head; names of tensors are unique.
     fn assemble(files: Vec<(Source, read::Head)>) -> Self {
         let mut this = Self {
-            parts: Vec::with_capacity(files.len()),
+            parts: Arc::default(),
             version: 0,
             alignment: DEFAULT_ALIGNMENT,
             metadata: Metadata::default(),
             tensors: Vec::new(),
             by_tensor: HashMap::new(),
         };
+        let mut parts = Vec::with_capacity(files.len());
         for (shard, (source, head)) in files.into_iter().enumerate() {
             if shard == 0 {
                 (this.version, this.alignment) = (head.version, head.alignment);
                 let own = head.metadata.into_iter().filter(|(k, _)| !k.starts_with(shards::KEYS)).collect();
                 this.metadata = Metadata::new(own);
             }
-            this.parts.push(Part { source, data_start: head.data_start });
+            parts.push(Part { source, data_start: head.data_start });
             this.tensors.extend(head.tensors.into_iter().map(|t| TensorInfo { shard, ..t }));
         }
+        this.parts = Arc::new(parts);
         this.by_tensor = this.tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         this
     }
@@ -167,6 +169,17 @@ impl Gguf {
     #[must_use]
     pub fn find(&self, name: &str) -> Option<&TensorInfo> {
         self.by_tensor.get(name).map(|&i| &self.tensors[i])
+    }
+    /// The tensors without metadata and names: cheap, shares the open files.
+    pub(crate) fn tensors_only(&self) -> Self {
+        Self {
+            parts: self.parts.clone(),
+            version: self.version,
+            alignment: self.alignment,
+            metadata: Metadata::default(),
+            tensors: self.tensors.clone(),
+            by_tensor: HashMap::new(),
+        }
     }
     /// Raw data of a tensor of THIS model, rows one after the other; not aligned for wider types.
     /// An entry of another file gives whatever overlaps this file, never out-of-bounds memory.

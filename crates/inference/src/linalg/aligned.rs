@@ -8,10 +8,28 @@ const LINE: usize = 64;
 pub(crate) trait Plain: Copy + Default + Send + Sync {}
 impl Plain for f32 {}
 impl Plain for f16 {}
+impl Plain for u8 {}
+impl Plain for i8 {}
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; LINE]);
+
+/// Memory that the system hands out zeroed, so that the threads that fill it are the first to touch it.
+fn zeroed_lines(n: usize) -> Vec<Line> {
+    let Ok(layout) = std::alloc::Layout::array::<Line>(n) else { return vec![Line([0; LINE]); n] };
+    if layout.size() == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the layout is not empty and is the one that a vector of `n` lines has; zeroed bytes are lines.
+    unsafe {
+        let start = std::alloc::alloc_zeroed(layout);
+        if start.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        Vec::from_raw_parts(start.cast(), n, n)
+    }
+}
 
 /// A zero-initialised vector of `T` at a 64-byte boundary.
 #[derive(Clone, Default)]
@@ -29,8 +47,7 @@ impl<T> std::fmt::Debug for Aligned<T> {
 
 impl<T: Plain> Aligned<T> {
     pub fn zeroed(len: usize) -> Self {
-        let lines = vec![Line([0; LINE]); (len * size_of::<T>()).div_ceil(LINE)];
-        Self { lines, len, kind: std::marker::PhantomData }
+        Self { lines: zeroed_lines((len * size_of::<T>()).div_ceil(LINE)), len, kind: std::marker::PhantomData }
     }
     /// Makes room for at least `len` values; old values stay.
     pub fn reserve(&mut self, len: usize) {

@@ -1,7 +1,12 @@
 //! Products of plain f32 matrices, packed on the way: adapter weights, attention gradients.
 
 use super::kernel::{LANES, Panel, SharedMut, Target, tiles};
-use super::packed::{each_panel, k_blocks, with_rows, with_wide};
+use super::packed::{each_panel, k_blocks, with_columns, with_rows, with_wide};
+use super::rows::{MAX_ROWS, Rows};
+use rayon::prelude::*;
+
+/// Fewer values of the left-hand side than this are not shared out by rows.
+const NARROW: usize = 1 << 15;
 
 /// The right-hand side of a product, row-major with `stride` values from row to row.
 #[derive(Clone, Copy)]
@@ -56,26 +61,65 @@ pub(crate) fn gemm(
     if m == 0 || n == 0 {
         return;
     }
-    assert!((m - 1) * c_stride + n <= c.len(), "matrix product: the result does not fit");
     if k == 0 {
-        if !add {
-            (0..m).for_each(|r| c[r * c_stride..r * c_stride + n].fill(0.0));
+        return fill_rows(m, n, c, c_stride, add);
+    }
+    let rows = m.div_ceil(rayon::current_num_threads()).next_multiple_of(MAX_ROWS);
+    if n > LANES || rows >= m || m * k < NARROW {
+        return with_rows(a, a_stride, m, k, |a| product(a, n, b, c, c_stride, add));
+    }
+    // One panel: share the rows out instead. An element's sum stays what it is.
+    c.par_chunks_mut(rows * c_stride).zip(a.par_chunks(rows * a_stride)).enumerate().for_each(|(i, (c, a))| {
+        let m = rows.min(m.saturating_sub(i * rows));
+        if m > 0 {
+            with_rows(a, a_stride, m, k, |a| product(a, n, b, c, c_stride, add));
         }
+    });
+}
+
+/// `c[m, n] (+)= Aᵀ · B` for `a` stored `k × m`: the gradient of a matrix, summed over `k` rows.
+#[allow(clippy::too_many_arguments, reason = "the shape of a matrix product; a struct would only rename them")]
+pub(crate) fn gemm_columns(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: &[f32],
+    a_stride: usize,
+    b: Operand<'_>,
+    c: &mut [f32],
+    c_stride: usize,
+    add: bool,
+) {
+    if m == 0 || n == 0 {
         return;
     }
+    if k == 0 {
+        return fill_rows(m, n, c, c_stride, add);
+    }
+    with_columns(a, a_stride, m, k, |a| product(a, n, b, c, c_stride, add));
+}
+
+/// What is left of a product without inner steps.
+fn fill_rows(m: usize, n: usize, c: &mut [f32], c_stride: usize, add: bool) {
+    if !add {
+        (0..m).for_each(|r| c[r * c_stride..r * c_stride + n].fill(0.0));
+    }
+}
+
+fn product(a: &Rows<'_>, n: usize, b: Operand<'_>, c: &mut [f32], c_stride: usize, add: bool) {
+    let (m, k) = (a.m, a.k);
+    assert!((m - 1) * c_stride + n <= c.len(), "matrix product: the result does not fit");
     let c = SharedMut::new(c);
-    with_rows(a, a_stride, m, k, |a| {
-        each_panel(n, m * k * LANES, |p| {
-            let cols = LANES.min(n - p * LANES);
-            for (from, len) in k_blocks(k) {
-                with_wide(len * LANES, |wide| {
-                    b.panel(p * LANES, cols, from, len, wide);
-                    let out = Target { c, at: p * LANES, stride: c_stride, cols, add: add || from > 0 };
-                    // SAFETY: panel `p` is the only writer of its columns of `c`.
-                    unsafe { tiles(a, from, len, Panel::F32(wide), out) }
-                });
-            }
-        });
+    each_panel(n, m * k * LANES, |p| {
+        let cols = LANES.min(n - p * LANES);
+        for (from, len) in k_blocks(k) {
+            with_wide(len * LANES, |wide| {
+                b.panel(p * LANES, cols, from, len, wide);
+                let out = Target { c, at: p * LANES, stride: c_stride, cols, add: add || from > 0 };
+                // SAFETY: panel `p` is the only writer of its columns of `c`.
+                unsafe { tiles(a, from, len, Panel::F32(wide), out) }
+            });
+        }
     });
 }
 
@@ -105,9 +149,32 @@ mod tests {
             gemm(m, n, k, &a, k + pad, op, &mut c, n + 1, true);
             assert_eq!(c, want); // small integers: exact
         }
+        let at: Vec<f32> = (0..k * (m + 1))
+            .map(|i| if i % (m + 1) < m { a[i % (m + 1) * (k + pad) + i / (m + 1)] } else { 9.0 })
+            .collect();
+        let mut c = vec![0.5f32; m * (n + 1)];
+        gemm_columns(m, n, k, &at, m + 1, Operand::rows(&b, n + pad), &mut c, n + 1, true);
+        assert_eq!(c, want);
         let mut c = vec![7.0f32; 6];
         gemm(2, 2, 0, &a, 5, Operand::rows(&b, 2), &mut c, 3, false);
         assert_eq!(c, [0.0, 0.0, 7.0, 0.0, 0.0, 7.0]);
+    }
+
+    #[test]
+    fn a_narrow_product_is_the_same_for_any_number_of_threads() {
+        let (m, n, k) = (701, 16, 90);
+        let a: Vec<f32> = (0..m * (k + 2)).map(|i| ((i * 31) % 177) as f32 / 177.0).collect();
+        let b: Vec<f32> = (0..n * k).map(|i| ((i * 13) % 111) as f32 / 111.0).collect();
+        let run = |threads: usize| {
+            let mut c = vec![0.25f32; m * 40 - 3];
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| gemm(m, n, k, &a, k + 2, Operand::transposed(&b, k), &mut c, 40, true));
+            c
+        };
+        let one = run(1);
+        assert!((1..6).all(|threads| run(threads) == one));
+        let sum: f32 = (0..k).map(|l| a[700 * (k + 2) + l] * b[15 * k + l]).sum();
+        assert!((one[700 * 40 + 15] - 0.25 - sum).abs() < 1e-3 && one[700 * 40 + 16] == 0.25);
     }
 
     #[test]

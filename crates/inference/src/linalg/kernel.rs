@@ -15,6 +15,7 @@ pub(crate) const LANES: usize = 32;
 pub(crate) enum Panel<'a> {
     F16(&'a [f16]),
     F32(&'a [f32]),
+    I8(&'a [i8]),
 }
 
 impl Panel<'_> {
@@ -22,30 +23,36 @@ impl Panel<'_> {
         match self {
             Self::F16(p) => p.len(),
             Self::F32(p) => p.len(),
+            Self::I8(p) => p.len(),
         }
     }
 }
 
 /// A mutable buffer that several threads write at places that never overlap.
 #[derive(Clone, Copy)]
-pub(crate) struct SharedMut {
-    data: *mut f32,
+pub(crate) struct SharedMut<T = f32> {
+    data: *mut T,
     len: usize,
 }
 // SAFETY: the constructor takes the buffer exclusively; users write disjoint ranges (see `tiles`, `row`).
-unsafe impl Send for SharedMut {}
+unsafe impl<T: Send> Send for SharedMut<T> {}
 // SAFETY: as above.
-unsafe impl Sync for SharedMut {}
+unsafe impl<T: Send> Sync for SharedMut<T> {}
 
-impl SharedMut {
-    pub fn new(buffer: &mut [f32]) -> Self {
+impl<T> SharedMut<T> {
+    pub fn new(buffer: &mut [T]) -> Self {
         Self { data: buffer.as_mut_ptr(), len: buffer.len() }
+    }
+    /// Where value `from` is; `len` values from there are inside the buffer.
+    pub fn address(&self, from: usize, len: usize) -> *mut T {
+        assert!(from.checked_add(len).is_some_and(|end| end <= self.len), "range outside the buffer");
+        self.data.wrapping_add(from)
     }
     /// A part of the buffer.
     ///
     /// # Safety
     /// No other thread may touch the same range meanwhile, and the buffer must outlive the result.
-    pub unsafe fn slice<'a>(self, from: usize, len: usize) -> &'a mut [f32] {
+    pub unsafe fn slice<'a>(&self, from: usize, len: usize) -> &'a mut [T] {
         assert!(from.checked_add(len).is_some_and(|end| end <= self.len), "range outside the buffer");
         // SAFETY: in bounds (checked), exclusive (the caller's promise).
         unsafe { std::slice::from_raw_parts_mut(self.data.add(from), len) }
@@ -97,6 +104,7 @@ unsafe fn tiles_with(isa: Isa, x: &Rows<'_>, from: usize, steps: usize, panel: P
             match panel {
                 Panel::F16(p) => run_f16(isa, rows, &job, p.as_ptr()),
                 Panel::F32(p) => run_f32(isa, rows, &job, p.as_ptr()),
+                Panel::I8(p) => run_i8(isa, rows, &job, p.as_ptr()),
             }
         }
     }
@@ -185,6 +193,21 @@ unsafe fn run_f16(isa: Isa, rows: usize, job: &Job, panel: *const f16) {
     }
 }
 
+unsafe fn run_i8(isa: Isa, rows: usize, job: &Job, panel: *const i8) {
+    // SAFETY: the features were detected; ranges are the caller's promise.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => by_rows!(rows, tile512_i8(job, panel), 1 2 3 4 5 6 7 8 9 10 11 12),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => halves(rows, job, panel, |r, j, p| by_rows!(r, tile256_i8(j, p), 1 2 3 4 5 6)),
+            Isa::Plain => {
+                by_rows!(rows, tile_plain(job, |i| f32::from(*panel.add(i))), 1 2 3 4 5 6 7 8 9 10 11 12)
+            }
+        }
+    }
+}
+
 /// AVX2 has half the registers of AVX-512: at most 6 rows and 16 columns at a time.
 #[cfg(target_arch = "x86_64")]
 unsafe fn halves<T>(rows: usize, job: &Job, panel: *const T, f: impl Fn(usize, &Job, *const T)) {
@@ -251,6 +274,11 @@ tile512!(tile512_f16, f16, p => [
     _mm512_cvtph_ps(_mm256_loadu_si256(p.add(16).cast())),
 ]);
 
+tile512!(tile512_i8, i8, p => [
+    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))),
+    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.add(16).cast()))),
+]);
+
 macro_rules! tile256 {
     ($name:ident, $t:ty, $at:ident => $load:expr) => {
         #[cfg(target_arch = "x86_64")]
@@ -290,6 +318,11 @@ tile256!(tile256_f32, f32, p => [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))])
 tile256!(tile256_f16, f16, p => [
     _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
     _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast())),
+]);
+
+tile256!(tile256_i8, i8, p => [
+    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))),
+    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()))),
 ]);
 
 /// The same sum without vector intrinsics: other CPUs, and the reference of the tests.
@@ -366,6 +399,16 @@ mod tests {
                     }
                     let mut buffer = Aligned::default();
                     let rows = Rows::pack(&x, k + from, m, k + from, &mut buffer);
+                    // Small integers, which both other panels hold exactly.
+                    let bytes: Vec<i8> = (0..k * LANES).map(|i| ((i * 7919) % 251) as i8).collect();
+                    let of_bytes: Vec<f32> = bytes.iter().map(|b| f32::from(*b)).collect();
+                    let (mut a, mut b) = (start.clone(), start.clone());
+                    for (panel, out) in [(Panel::I8(&bytes), &mut a), (Panel::F32(&of_bytes), &mut b)] {
+                        let out = Target { c: SharedMut::new(out), at: 0, stride, cols, add };
+                        // SAFETY: `a` and `b` belong to this test.
+                        unsafe { tiles_with(isa, &rows, from, k, panel, out) }
+                    }
+                    assert_eq!(a, b, "{isa:?} {m} rows, {cols} columns, {add}, 8 bits");
                     for panel in [Panel::F16(&narrow), Panel::F32(&wide)] {
                         let mut got = start.clone();
                         let out = Target { c: SharedMut::new(&mut got), at: 0, stride, cols, add };

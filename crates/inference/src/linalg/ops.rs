@@ -6,7 +6,7 @@
 
 const SUM_LANES: usize = 16;
 /// Whether `mul_add` is one instruction on the compiled target without any detection.
-const NATIVE: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+pub(super) const NATIVE: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
 #[inline(always)]
 fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
@@ -35,10 +35,11 @@ macro_rules! wide {
                     return unsafe { avx2($($arg),*) };
                 }
             }
-            body::<NATIVE>($($arg),*)
+            body::<{ $crate::linalg::ops::NATIVE }>($($arg),*)
         }
     };
 }
+pub(super) use wide;
 
 /// Adds up the partial sums in a fixed tree.
 #[inline(always)]
@@ -153,6 +154,16 @@ wide! {
         let pull = fold(lanes) * inv * inv * inv / n;
         for (((o, x), w), d) in dx.iter_mut().zip(x).zip(weight).zip(dy) {
             *o += inv * w * d - x * pull;
+        }
+    }
+}
+
+wide! {
+    /// Adds the derivative of [`rms_norm`] with respect to `weight` to `dw`: `dy * x * inv`.
+    pub(crate) fn rms_norm_weight_backward[FMA](x: &[f32], eps: f32, dy: &[f32], dw: &mut [f32]) {
+        let inv = 1.0 / (dot_body::<FMA>(x, x) / x.len() as f32 + eps).sqrt();
+        for ((w, x), d) in dw.iter_mut().zip(x).zip(dy) {
+            *w = fma::<FMA>(x * inv, *d, *w);
         }
     }
 }
@@ -304,6 +315,14 @@ mod tests {
             lo[i] -= 1e-2;
             let want = (loss(&hi) - loss(&lo)) / 2e-2;
             assert!((f64::from(dx[i]) - want).abs() < 2e-3, "{i}: {} {want}", dx[i]);
+        }
+        let mut dw = vec![0.25; n];
+        rms_norm_weight_backward(&x, 1e-5, &dy, &mut dw);
+        let mut plain = vec![0.0; n];
+        rms_norm(&x, &vec![1.0; n], 1e-5, &mut plain);
+        for i in 0..n {
+            // linear in the weight: the slope is the product itself
+            assert!((dw[i] - 0.25 - plain[i] * dy[i]).abs() < 1e-6, "{i}: {}", dw[i]);
         }
         let (mut dg, mut du) = (vec![0.0; n], vec![0.0; n]);
         swiglu_backward(&x, &w, &dy, &mut dg, &mut du);

@@ -2,9 +2,13 @@
 
 use super::aligned::Aligned;
 use half::f16;
+use rayon::prelude::*;
 
 /// Most rows that one tile can have (24 accumulators of 16 lanes: all that AVX-512 has registers for).
 pub(crate) const MAX_ROWS: usize = 12;
+
+/// Fewer values than this are packed by one thread.
+const PARALLEL_VALUES: usize = 1 << 17;
 
 /// Instantiates a tile function for each number of rows and calls the right one.
 macro_rules! by_rows {
@@ -32,12 +36,32 @@ impl<'a> Rows<'a> {
     pub fn pack(x: &[f32], stride: usize, m: usize, k: usize, buffer: &'a mut Aligned<f32>) -> Self {
         buffer.reserve(m * k);
         let step = tile_rows(m);
-        for from in (0..m).step_by(step) {
-            let rows = step.min(m - from);
-            let tile = &mut buffer[from * k..(from + rows) * k];
-            let x = &x[from * stride..];
-            by_rows!(rows, interleave(x, stride, k, tile), 1 2 3 4 5 6 7 8 9 10 11 12);
+        let pack = |(i, tile): (usize, &mut [f32])| {
+            let x = &x[i * step * stride..];
+            by_rows!(tile.len() / k, interleave(x, stride, k, tile), 1 2 3 4 5 6 7 8 9 10 11 12);
+        };
+        let tiles = &mut buffer[..m * k];
+        if k == 0 {
+            return Self { data: &[], m, k };
         }
+        if m * k < PARALLEL_VALUES {
+            tiles.chunks_mut(step * k).enumerate().for_each(pack);
+        } else {
+            let grain = (PARALLEL_VALUES / 4).div_ceil(step * k);
+            tiles.par_chunks_mut(step * k).with_min_len(grain).enumerate().for_each(pack);
+        }
+        Self { data: &buffer[..m * k], m, k }
+    }
+    /// Packs the transpose of a `k × m` matrix, whose rows are `stride` apart: its columns become the rows.
+    pub fn pack_columns(x: &[f32], stride: usize, m: usize, k: usize, buffer: &'a mut Aligned<f32>) -> Self {
+        buffer.reserve(m * k);
+        let step = tile_rows(m);
+        buffer[..m * k].par_chunks_mut(step * k).enumerate().for_each(|(i, tile)| {
+            let rows = tile.len() / k;
+            for (j, out) in tile.chunks_exact_mut(rows).enumerate() {
+                out.copy_from_slice(&x[j * stride + i * step..][..rows]);
+            }
+        });
         Self { data: &buffer[..m * k], m, k }
     }
     /// Number of rows.

@@ -111,6 +111,11 @@ impl Adapter {
         }
         Ok(this)
     }
+    /// The same adapter, to be applied to any base of its shape, also one that it was not trained on.
+    #[must_use]
+    pub fn for_any_base(self) -> Self {
+        Self { base_sha256: None, ..self }
+    }
     /// All pairs in order of layer and target.
     pub fn pairs(&self) -> impl Iterator<Item = (usize, Target, &Pair)> {
         self.pairs.iter().map(|((layer, target), pair)| (*layer, *target, pair))
@@ -132,6 +137,7 @@ impl Adapter {
     }
 
     pub(crate) fn check_shapes(&self, config: &ModelConfig) -> Result<(), ModelError> {
+        config.check_plain("LoRA adapters")?;
         if self.arch != config.arch {
             let what = format!("made for `{}`, the model is `{}`", self.arch.name(), config.arch.name());
             return Err(ModelError::adapter(what));
@@ -156,7 +162,8 @@ impl Adapter {
     pub(crate) fn check_base(&self, digest: &str) -> Result<(), ModelError> {
         match &self.base_sha256 {
             Some(want) if want != digest => Err(ModelError::adapter(format!(
-                "trained on base {want}, this base is {digest}; use that base or train again on this one"
+                "trained on base {want}, this base is {digest}; use that base, train again on this one, or take the base's \
+                 digest out of the adapter to apply it anyway"
             ))),
             _ => Ok(()),
         }
@@ -229,6 +236,10 @@ impl Adapter {
             let (&[_, rank], &[b_rank, _]) = (tensor.dims.as_slice(), partner.dims.as_slice()) else {
                 return Err(ModelError::adapter(format!("`{stem}`: both parts must be matrices")));
             };
+            if let Some(bad) = [tensor, partner].into_iter().find(|t| t.ty.is_quantized()) {
+                let what = format!("`{}` is {}; an adapter must be F32, F16 or BF16", bad.name, bad.ty);
+                return Err(ModelError::adapter(what));
+            }
             if rank != b_rank {
                 return Err(ModelError::adapter(format!("`{stem}`: ranks {rank} and {b_rank} differ")));
             }

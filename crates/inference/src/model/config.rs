@@ -1,6 +1,6 @@
 //! What the metadata of a GGUF file says about a decoder.
 
-use super::ModelError;
+use super::{ModelError, mla::LatentConfig, moe::ExpertConfig, rope::Yarn};
 use crate::gguf::Gguf;
 
 /// Decoder families that this crate can run.
@@ -12,6 +12,8 @@ pub enum Arch {
     Qwen2,
     /// Qwen3: no biases, queries and keys normed per head before RoPE over halves.
     Qwen3,
+    /// DeepSeek-V2: keys and values from one latent vector a token, experts behind a router.
+    DeepSeek2,
 }
 
 impl Arch {
@@ -20,8 +22,9 @@ impl Arch {
             "llama" => Ok(Self::Llama),
             "qwen2" => Ok(Self::Qwen2),
             "qwen3" => Ok(Self::Qwen3),
+            "deepseek2" => Ok(Self::DeepSeek2),
             other => Err(ModelError::unsupported(format!(
-                "architecture `{other}`; this decoder runs `llama`, `qwen2` and `qwen3`"
+                "architecture `{other}`; this decoder runs `llama`, `qwen2`, `qwen3` and `deepseek2`"
             ))),
         }
     }
@@ -32,6 +35,7 @@ impl Arch {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::DeepSeek2 => "deepseek2",
         }
     }
 }
@@ -44,6 +48,7 @@ pub struct RopeConfig {
     pub dims: usize,
     /// Positions are divided by this (linear scaling); 1 without.
     pub linear_factor: f32,
+    pub yarn: Option<Yarn>,
 }
 
 /// Sizes and constants of a decoder.
@@ -54,8 +59,9 @@ pub struct ModelConfig {
     /// Values of the residual stream (`embedding_length`).
     pub width: usize,
     pub heads: usize,
-    /// Heads of keys and values (grouped-query attention, arXiv 2305.13245).
+    /// Heads of keys and values (grouped-query attention, arXiv 2305.13245). One where they come from a latent vector.
     pub kv_heads: usize,
+    /// Values of a head as it is cached.
     pub head_dim: usize,
     /// Inner size of the feed-forward part.
     pub ffn: usize,
@@ -64,6 +70,10 @@ pub struct ModelConfig {
     pub context: usize,
     pub rms_eps: f32,
     pub rope: RopeConfig,
+    /// Multi-head latent attention, where the architecture has it.
+    pub latent: Option<LatentConfig>,
+    /// Experts of the blocks behind the leading dense ones, where the architecture has them.
+    pub experts: Option<ExpertConfig>,
 }
 
 impl ModelConfig {
@@ -79,28 +89,57 @@ impl ModelConfig {
             Ok(gguf.optional::<u32>(&key(name))?.map(|v| v as usize))
         };
         let (width, heads) = (size("embedding_length")?, size("attention.head_count")?);
-        let head_dim = maybe("attention.key_length")?.unwrap_or(width / heads.max(1));
+        let latent = (arch == Arch::DeepSeek2).then(|| LatentConfig::from_gguf(gguf)).transpose()?;
+        let experts = (arch == Arch::DeepSeek2).then(|| ExpertConfig::from_gguf(gguf)).transpose()?;
+        let (kv_heads, head_dim) = match &latent {
+            Some(latent) => (1, latent.cached()),
+            None => (
+                maybe("attention.head_count_kv")?.unwrap_or(heads),
+                maybe("attention.key_length")?.unwrap_or(width / heads.max(1)),
+            ),
+        };
         let config = Self {
             arch,
             layers: size("block_count")?,
             width,
             heads,
-            kv_heads: maybe("attention.head_count_kv")?.unwrap_or(heads),
+            kv_heads,
             head_dim,
             ffn: size("feed_forward_length")?,
             vocab: vocab(gguf, width)?,
             context: size("context_length")?,
             rms_eps: gguf.f32(&key("attention.layer_norm_rms_epsilon"))?,
             rope: rope(gguf, arch, head_dim, warnings)?,
+            latent,
+            experts,
         };
-        if maybe("attention.value_length")?.is_some_and(|v| v != head_dim) {
+        if config.latent.is_none() && maybe("attention.value_length")?.is_some_and(|v| v != head_dim) {
             return Err(ModelError::unsupported("value heads of another size than key heads"));
         }
-        if maybe("expert_count")?.is_some_and(|n| n > 0) {
-            return Err(ModelError::unsupported("mixture of experts"));
+        if config.experts.is_none() && maybe("expert_count")?.is_some_and(|n| n > 0) {
+            let what = format!("mixture of experts in architecture `{}`; known is that of `deepseek2`", arch.name());
+            return Err(ModelError::unsupported(what));
         }
         config.check()?;
         Ok(config)
+    }
+
+    /// Refuses what only works on blocks of seven plain matrices; `what` names it.
+    pub(crate) fn plain(self, what: &str) -> Result<Self, ModelError> {
+        self.check_plain(what)?;
+        Ok(self)
+    }
+    /// As [`ModelConfig::plain`].
+    pub(crate) fn check_plain(&self, what: &str) -> Result<(), ModelError> {
+        if self.latent.is_none() && self.experts.is_none() {
+            return Ok(());
+        }
+        let what = format!(
+            "{what} of architecture `{}` (latent attention and experts): convert, calibrate, quantise by profile, \
+             evaluate and generate work with it",
+            self.arch.name()
+        );
+        Err(ModelError::unsupported(what))
     }
 
     pub(crate) fn check(&self) -> Result<(), ModelError> {
@@ -142,6 +181,15 @@ impl ModelConfig {
     pub(crate) fn qkv_width(&self) -> usize {
         self.q_width() + 2 * self.kv_width()
     }
+    /// Weights of all blocks that one token is multiplied with.
+    pub(crate) fn token_weights(&self) -> usize {
+        let plain = self.width * self.qkv_width() + self.q_width() * self.width;
+        let attention = self.latent.map_or(plain, |l| l.weights(self.width, self.heads));
+        let dense = 3 * self.width * self.ffn;
+        let leading = self.experts.map_or(self.layers, |e| e.dense_blocks.min(self.layers));
+        let experts = self.experts.map_or(0, |e| e.token_weights(self.width));
+        self.layers * attention + leading * dense + (self.layers - leading) * experts
+    }
     /// Query heads that share one key head.
     pub(crate) fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -165,11 +213,16 @@ fn rope(gguf: &Gguf, arch: Arch, head_dim: usize, warnings: &mut Vec<String>) ->
     });
     let linear_factor = match gguf.optional::<&str>(&key("scaling.type"))? {
         None | Some("none") => 1.0,
+        Some("yarn") if arch == Arch::DeepSeek2 => 1.0,
         Some("linear") => gguf.optional::<f32>(&key("scaling.factor"))?.filter(|f| *f > 0.0).unwrap_or(1.0),
         Some(other) => {
             return Err(ModelError::unsupported(format!("RoPE scaling `{other}`; known are none and linear")));
         }
     };
+    let yarn = match gguf.optional::<&str>(&key("scaling.type"))? {
+        Some("yarn") => Some(Yarn::from_gguf(gguf, arch)?),
+        _ => None,
+    };
     let dims = gguf.optional::<u32>(&key("dimension_count"))?.map_or(head_dim, |d| d as usize);
-    Ok(RopeConfig { base, dims, linear_factor })
+    Ok(RopeConfig { base, dims, linear_factor, yarn })
 }

@@ -3,11 +3,11 @@
 use super::{
     Block, Decoder, ModelConfig, ModelError, Target,
     attention::{Span, attend},
-    kv::{PageLayout, Sequence},
+    kv::{KvType, Page, PageLayout, Sequence},
     weights::HeadNorms,
 };
-use crate::linalg::{add, rms_norm, swiglu};
-use rayon::prelude::*;
+use crate::linalg::{Packed, SharedMut, add, parallel, rms_norm, swiglu};
+use std::sync::Arc;
 
 /// Fewer values than this are not worth another thread for cheap row operations.
 const PARALLEL_VALUES: usize = 1 << 14;
@@ -19,10 +19,23 @@ pub(crate) enum Site {
     Out,
     GateUp,
     Down,
+    /// Tensors of a block that is not made of seven plain matrices.
+    Part {
+        /// Names without `blk.N.` and `.weight`.
+        tensors: &'static [&'static str],
+        /// Which slice of tensors of three dimensions; 0 for the others.
+        slice: usize,
+        columns: usize,
+    },
 }
 
 /// Sees the input rows of the matrices of a block while it runs.
 pub(crate) type Tap<'a> = dyn FnMut(Site, &[f32]) + 'a;
+
+/// The same for parts of a block that have no site of their own.
+fn parts<'a>(tap: &'a mut Tap<'_>) -> impl FnMut(&'static [&'static str], usize, usize, &[f32]) + 'a {
+    |tensors, slice, columns, rows| tap(Site::Part { tensors, slice, columns }, rows)
+}
 
 /// New tokens of one sequence, to be appended to its cache.
 pub(crate) struct Step<'a> {
@@ -35,8 +48,14 @@ pub(crate) fn each_row(rows: &mut [f32], width: usize, f: impl Fn(usize, &mut [f
     if rows.len() < PARALLEL_VALUES {
         rows.chunks_exact_mut(width).enumerate().for_each(|(i, row)| f(i, row));
     } else {
-        let grain = (PARALLEL_VALUES / 2).div_ceil(width);
-        rows.par_chunks_exact_mut(width).with_min_len(grain).enumerate().for_each(|(i, row)| f(i, row));
+        let (grain, n) = ((PARALLEL_VALUES / 4).div_ceil(width), rows.len() / width);
+        let all = SharedMut::new(rows);
+        parallel(n.div_ceil(grain), |part| {
+            for i in part * grain..n.min((part + 1) * grain) {
+                // SAFETY: rows are different places.
+                f(i, unsafe { all.slice(i * width, width) });
+            }
+        });
     }
 }
 
@@ -81,8 +100,17 @@ struct Buffers {
 }
 
 impl Decoder {
+    /// A sequence for scoring and calibration: keys and values as f16.
     pub(crate) fn new_sequence(&self) -> Sequence {
-        Sequence::new(PageLayout::new(self.config()))
+        self.new_sequence_of(KvType::F16)
+    }
+    /// A sequence whose keys and values are kept as `kv`.
+    pub(crate) fn new_sequence_of(&self, kv: KvType) -> Sequence {
+        Sequence::new(PageLayout::new(self.config(), kv))
+    }
+    /// A sequence that begins with these pages.
+    pub(crate) fn sequence_of_pages(&self, kv: KvType, pages: Vec<Arc<Page>>) -> Sequence {
+        Sequence::of_pages(PageLayout::new(self.config(), kv), pages)
     }
 
     /// Appends the tokens of all steps and returns the residual stream after the last block, one row a token.
@@ -120,6 +148,11 @@ impl Decoder {
         }
     }
 
+    /// `out[m, rows] (+)= x · Wᵀ`, as exact as this decoder is.
+    pub(crate) fn multiply(&self, w: &Packed, x: &[f32], m: usize, out: &mut [f32], add: bool) {
+        if self.exact { w.forward(x, m, out, add) } else { w.forward_fast(x, m, out, add) }
+    }
+
     #[allow(clippy::too_many_arguments, reason = "a block, its rows and who watches")]
     fn attention_part(
         &self,
@@ -134,14 +167,18 @@ impl Decoder {
         let (c, m) = (self.config(), positions.len());
         let normed = &mut b.normed[..m * c.width];
         norm_rows(x, &block.attn_norm, c.rms_eps, normed);
-        tap(Site::Qkv, normed);
-        block.qkv.forward(normed, m, &mut b.qkv, false);
         let (q, kv) = (c.q_width(), c.kv_width());
-        for (target, at) in [(Target::Q, 0), (Target::K, q), (Target::V, q + kv)] {
-            self.adapt(layer, target, normed, m, &mut b.qkv, at, c.qkv_width());
+        if let (Some(latent), Some(sizes)) = (&block.latent, &c.latent) {
+            latent.project(c, sizes, normed, m, &mut b.qkv, &mut parts(tap));
+        } else {
+            tap(Site::Qkv, normed);
+            self.multiply(&block.qkv, normed, m, &mut b.qkv, false);
+            for (target, at) in [(Target::Q, 0), (Target::K, q), (Target::V, q + kv)] {
+                self.adapt(layer, target, normed, m, &mut b.qkv, at, c.qkv_width());
+            }
+            add_bias(&mut b.qkv, block.qkv_bias.as_deref());
+            norm_heads(c, block.head_norms.as_ref(), &mut b.qkv);
         }
-        add_bias(&mut b.qkv, block.qkv_bias.as_deref());
-        norm_heads(c, block.head_norms.as_ref(), &mut b.qkv);
         let rope = &self.weights.rope;
         let table = rope.table(positions.iter().max().map_or(0, |p| p + 1));
         each_row(&mut b.qkv, c.qkv_width(), |i, row| {
@@ -165,8 +202,14 @@ impl Decoder {
             .collect();
         attend(c, layer, &spans, &b.qkv, &mut b.heads);
         self.mask.silence(layer, c, &mut b.heads);
+        if let (Some(latent), Some(sizes)) = (&block.latent, &c.latent) {
+            let heads = latent.values(c, sizes, &b.heads, m, &mut parts(tap));
+            parts(tap)(&["attn_output"], 0, c.heads * sizes.value, &heads);
+            self.multiply(&block.out, &heads, m, x, true);
+            return;
+        }
         tap(Site::Out, &b.heads);
-        block.out.forward(&b.heads, m, x, true);
+        self.multiply(&block.out, &b.heads, m, x, true);
         self.adapt(layer, Target::O, &b.heads, m, x, 0, c.width);
     }
 
@@ -175,13 +218,17 @@ impl Decoder {
         let m = x.len() / c.width;
         let normed = &mut b.normed[..m * c.width];
         norm_rows(x, &block.ffn_norm, c.rms_eps, normed);
+        if let Some(experts) = &block.experts {
+            experts.forward(normed, m, x, &mut parts(tap));
+            return;
+        }
         tap(Site::GateUp, normed);
-        block.gate_up.forward(normed, m, &mut b.gate_up, false);
+        self.multiply(&block.gate_up, normed, m, &mut b.gate_up, false);
         self.adapt(layer, Target::Gate, normed, m, &mut b.gate_up, 0, 2 * c.ffn);
         self.adapt(layer, Target::Up, normed, m, &mut b.gate_up, c.ffn, 2 * c.ffn);
         swiglu_rows(&b.gate_up, c.ffn, &mut b.act);
         tap(Site::Down, &b.act);
-        block.down.forward(&b.act, m, x, true);
+        self.multiply(&block.down, &b.act, m, x, true);
         self.adapt(layer, Target::Down, &b.act, m, x, 0, c.width);
     }
 
@@ -219,7 +266,7 @@ impl Decoder {
 
     fn output_of(&self, normed: &[f32], m: usize) -> Vec<f32> {
         let mut logits = vec![0.0; m * self.config().vocab];
-        self.weights.output.forward(normed, m, &mut logits, false);
+        self.multiply(&self.weights.output, normed, m, &mut logits, false);
         logits
     }
 }

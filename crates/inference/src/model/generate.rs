@@ -1,13 +1,8 @@
-//! Generation for many prompts: continuous batching over a shared prefix.
+//! Generation for many prompts at once, on a [`Scheduler`] of their own.
 
 use super::{
-    Decoder, ModelError,
-    forward::Step,
-    kv::Sequence,
-    sample::{Sampling, choose},
+    Decoder, Event, KvType, ModelError, Request, Sampling, Scheduler, ServeOptions, forward::Step, kv::Sequence,
 };
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 use std::ops::ControlFlow;
 
 /// Prompt tokens processed in one pass, so that activations stay small.
@@ -22,15 +17,37 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// Tokens that end a text; they are not part of it.
     pub stop_ids: Vec<u32>,
+    /// Each prompt has its own random stream, derived from the seed and its index.
     pub sampling: Sampling,
     /// Sequences in work at the same time; bounds memory (each holds keys and values of its context).
     pub max_batch: usize,
+    /// How keys and values are kept.
+    pub cache: KvType,
 }
 
 impl Default for GenerateOptions {
-    /// Greedy, 64 tokens, 32 sequences at a time, no stop token.
+    /// Greedy, 64 tokens, 32 sequences at a time, no stop token, 8-bit keys and values.
     fn default() -> Self {
-        Self { max_new_tokens: 64, stop_ids: Vec::new(), sampling: Sampling::Greedy, max_batch: 32 }
+        Self {
+            max_new_tokens: 64,
+            stop_ids: Vec::new(),
+            sampling: Sampling::GREEDY,
+            max_batch: 32,
+            cache: KvType::default(),
+        }
+    }
+}
+
+impl GenerateOptions {
+    fn request(&self, prompt: &[u32], stream: u64) -> Request {
+        Request {
+            prompt: prompt.to_vec(),
+            adapter: None,
+            max_new_tokens: self.max_new_tokens,
+            stop_ids: self.stop_ids.clone(),
+            sampling: self.sampling,
+            stream,
+        }
     }
 }
 
@@ -49,16 +66,6 @@ pub struct Generated {
     /// New tokens, without the stop token.
     pub tokens: Vec<u32>,
     pub stop: Stop,
-}
-
-/// A prompt in work.
-struct Active {
-    index: usize,
-    cache: Sequence,
-    /// Tokens to be processed next: the rest of the prompt, then the token just chosen.
-    pending: Vec<u32>,
-    tokens: Vec<u32>,
-    rng: Option<ChaCha8Rng>,
 }
 
 impl Decoder {
@@ -87,88 +94,61 @@ impl Decoder {
         options: &GenerateOptions,
         watch: &mut dyn FnMut(usize, &Generated) -> ControlFlow<()>,
     ) -> Result<Vec<Generated>, ModelError> {
-        check_options(options)?;
         for (i, prompt) in prompts.iter().enumerate() {
             self.check_tokens(prompt, &format!("prompt {i}"))?;
         }
+        let mut scheduler = self.scheduler(options)?;
+        options.sampling.check()?;
+        let root = self.shared_prefix(prompts, options.cache);
+        for (stream, prompt) in (0u64..).zip(prompts) {
+            scheduler.submit_after(options.request(prompt, stream), Some(root.clone()))?;
+        }
         let mut results: Vec<Option<Generated>> = vec![None; prompts.len()];
-        let root = self.shared_prefix(prompts);
-        let mut waiting = prompts.iter().enumerate();
-        let mut active: Vec<Active> = Vec::new();
-        loop {
-            while active.len() < options.max_batch {
-                let Some((index, prompt)) = waiting.next() else {
-                    break;
-                };
-                active.push(Active {
-                    index,
-                    cache: root.clone(),
-                    pending: prompt[root.len()..].to_vec(),
-                    tokens: Vec::new(),
-                    rng: rng(&options.sampling, index),
-                });
-            }
-            if active.is_empty() {
-                break;
-            }
-            for (position, stop) in self.round(&mut active, options)?.into_iter().rev() {
-                let done = active.remove(position);
-                let text = Generated { tokens: done.tokens, stop };
-                if watch(done.index, &text).is_break() {
+        while scheduler.open_requests() > 0 {
+            for event in scheduler.step()? {
+                let Event::Done { request, generated } = event else { continue };
+                let index = request.0 as usize; // requests are numbered in the order of the prompts
+                if watch(index, &generated).is_break() {
                     return Err(ModelError::Cancelled);
                 }
-                results[done.index] = Some(text);
+                results[index] = Some(generated);
             }
         }
         Ok(results.into_iter().flatten().collect())
     }
 
-    /// One pass: a piece of the waiting prompts, or a token for every sequence. Returns what ended, by
-    /// rising position in `active`.
-    fn round(&self, active: &mut [Active], options: &GenerateOptions) -> Result<Vec<(usize, Stop)>, ModelError> {
-        let mut budget = PREFILL_TOKENS.max(active.len());
-        let mut takes = Vec::with_capacity(active.len());
-        for (i, a) in active.iter().enumerate() {
-            let later = active.len() - i - 1; // one token is reserved for each sequence that follows
-            let take = a.pending.len().min(budget.saturating_sub(later).max(1));
-            budget -= take.min(budget);
-            takes.push(take);
-        }
-        let pieces: Vec<Vec<u32>> =
-            active.iter_mut().zip(&takes).map(|(a, take)| a.pending.drain(..*take).collect()).collect();
-        let mut steps: Vec<Step<'_>> =
-            active.iter_mut().zip(&pieces).map(|(a, tokens)| Step { cache: &mut a.cache, tokens }).collect();
-        let hidden = self.advance(&mut steps);
-        let width = self.config().width;
-        let (mut last_rows, mut ready, mut row) = (Vec::new(), Vec::new(), 0);
-        for (i, take) in takes.iter().enumerate() {
-            row += take;
-            if active[i].pending.is_empty() {
-                last_rows.extend_from_slice(&hidden[(row - 1) * width..row * width]);
-                ready.push(i);
+    /// Generates for one prompt; `see` gets every token as soon as it is chosen and can stop.
+    ///
+    /// # Errors
+    /// As [`Decoder::generate_batch`], and [`ModelError::Cancelled`].
+    pub fn generate_stream(
+        &self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        see: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated, ModelError> {
+        let mut scheduler = self.scheduler(options)?;
+        scheduler.submit(options.request(prompt, 0))?;
+        loop {
+            for event in scheduler.step()? {
+                match event {
+                    Event::Token { token, .. } if see(token).is_break() => return Err(ModelError::Cancelled),
+                    Event::Token { .. } => {}
+                    Event::Done { generated, .. } => return Ok(generated),
+                }
             }
         }
-        let mut logits = self.logits_of(&last_rows, ready.len())?;
-        let mut ended = Vec::new();
-        for (i, row) in ready.into_iter().zip(logits.chunks_exact_mut(self.config().vocab)) {
-            let a = &mut active[i];
-            let token = choose(row, &options.sampling, a.rng.as_mut());
-            if options.stop_ids.contains(&token) {
-                ended.push((i, Stop::Token(token)));
-                continue;
-            }
-            a.tokens.push(token);
-            a.pending.push(token);
-            if a.tokens.len() == options.max_new_tokens || a.cache.len() == self.config().context {
-                ended.push((i, Stop::Length));
-            }
-        }
-        Ok(ended)
+    }
+
+    /// A scheduler for requests with these options.
+    fn scheduler(&self, options: &GenerateOptions) -> Result<Scheduler, ModelError> {
+        let serve = ServeOptions { max_batch: options.max_batch, cache: options.cache, prefix_pages: 0 };
+        Scheduler::new(self.clone(), serve)
     }
 
     /// The cache of the common beginning of all prompts; at least one token of each prompt stays out of it.
-    fn shared_prefix(&self, prompts: &[Vec<u32>]) -> Sequence {
-        let mut root = self.new_sequence();
+    fn shared_prefix(&self, prompts: &[Vec<u32>], cache: KvType) -> Sequence {
+        let mut root = self.new_sequence_of(cache);
         let (Some(first), true) = (prompts.first(), prompts.len() > 1) else {
             return root;
         };
@@ -183,28 +163,4 @@ impl Decoder {
         }
         root
     }
-}
-
-fn rng(sampling: &Sampling, index: usize) -> Option<ChaCha8Rng> {
-    match sampling {
-        Sampling::Greedy => None,
-        Sampling::TopP { seed, .. } => {
-            let mut rng = ChaCha8Rng::seed_from_u64(*seed);
-            rng.set_stream(index as u64);
-            Some(rng)
-        }
-    }
-}
-
-fn check_options(options: &GenerateOptions) -> Result<(), ModelError> {
-    if options.max_new_tokens == 0 || options.max_batch == 0 {
-        return Err(ModelError::input("max_new_tokens and max_batch must be at least 1"));
-    }
-    if let Sampling::TopP { temperature, top_p, .. } = options.sampling
-        && !(temperature.is_finite() && temperature > 0.0 && top_p > 0.0 && top_p <= 1.0)
-    {
-        let what = format!("temperature {temperature} must be above 0 and top_p {top_p} in 0..=1");
-        return Err(ModelError::input(what));
-    }
-    Ok(())
 }

@@ -30,6 +30,7 @@ impl Mask {
 
     /// Refuses parts that the model does not have, and a model without a block.
     pub(crate) fn check(&self, c: &ModelConfig) -> Result<(), ModelError> {
+        c.check_plain("leaving out parts")?;
         let layers = self.layers.iter().chain(self.groups.keys());
         if let Some(layer) = layers.max().filter(|l| **l >= c.layers) {
             return Err(ModelError::input(format!("layer {layer} of a model of {} layers", c.layers)));

@@ -1,7 +1,7 @@
 //! The frozen weights of a decoder, packed for the inner loop.
 
-use super::{ModelConfig, ModelError, config::Arch, rope::Rope};
-use crate::gguf::Gguf;
+use super::{ModelConfig, ModelError, config::Arch, mla, moe, rope::Rope};
+use crate::gguf::{Gguf, TensorInfo};
 use crate::linalg::{Packed, Storage};
 use std::sync::Arc;
 
@@ -12,10 +12,23 @@ pub(crate) struct Block {
     pub qkv: Packed,
     pub qkv_bias: Option<Vec<f32>>,
     pub head_norms: Option<HeadNorms>,
+    /// Makes queries, keys and values instead of `qkv`, which then has no rows.
+    pub latent: Option<mla::Latent>,
     pub out: Packed,
     pub ffn_norm: Vec<f32>,
     pub gate_up: Packed,
     pub down: Packed,
+    /// The feed-forward part instead of `gate_up` and `down`, which then have no rows.
+    pub experts: Option<moe::Experts>,
+}
+
+impl Block {
+    fn size_bytes(&self) -> usize {
+        let plain = [&self.qkv, &self.out, &self.gate_up, &self.down].map(Packed::size_bytes).iter().sum::<usize>();
+        plain
+            + self.latent.as_ref().map_or(0, mla::Latent::size_bytes)
+            + self.experts.as_ref().map_or(0, moe::Experts::size_bytes)
+    }
 }
 
 /// Weights of the norms of every query and key head (Qwen3), `head_dim` values each.
@@ -46,11 +59,7 @@ pub(crate) struct Weights {
 impl Weights {
     pub fn size_bytes(&self) -> usize {
         let tied = Arc::ptr_eq(&self.embedding, &self.output);
-        let blocks: usize = self
-            .blocks
-            .iter()
-            .map(|b| b.qkv.size_bytes() + b.out.size_bytes() + b.gate_up.size_bytes() + b.down.size_bytes())
-            .sum();
+        let blocks: usize = self.blocks.iter().map(Block::size_bytes).sum();
         blocks + self.embedding.size_bytes() + if tied { 0 } else { self.output.size_bytes() }
     }
 }
@@ -59,7 +68,7 @@ impl Weights {
 pub(crate) type Values = std::collections::BTreeMap<String, Vec<f32>>;
 
 /// Reads tensors of one file by name and checks their shapes.
-struct Loader<'a> {
+pub(super) struct Loader<'a> {
     gguf: &'a Gguf,
     /// Values that replace those of the file.
     changed: Option<&'a Values>,
@@ -106,6 +115,9 @@ impl Loader<'_> {
     }
 
     fn block(&self, i: usize, c: &ModelConfig) -> Result<Block, ModelError> {
+        if let Some(latent) = &c.latent {
+            return mla::load_block(self, i, c, latent);
+        }
         let name = |part: &str| format!("blk.{i}.{part}");
         let (q, k, v) = (name("attn_q"), name("attn_k"), name("attn_v"));
         let weight = |n: &str| format!("{n}.weight");
@@ -121,8 +133,10 @@ impl Loader<'_> {
                     q: self.vector(&name("attn_q_norm.weight"), c.head_dim)?,
                     k: self.vector(&name("attn_k_norm.weight"), c.head_dim)?,
                 }),
-                Arch::Llama | Arch::Qwen2 => None,
+                Arch::Llama | Arch::Qwen2 | Arch::DeepSeek2 => None,
             },
+            latent: None,
+            experts: None,
             out: self.matrix(&[&weight(&name("attn_output"))], c.q_width(), &[c.width])?,
             ffn_norm: self.vector(&weight(&name("ffn_norm")), c.width)?,
             gate_up: self.matrix(&[&gate_up[0], &gate_up[1]], c.width, &[c.ffn, c.ffn])?,
@@ -131,24 +145,71 @@ impl Loader<'_> {
     }
 
     /// Stacks the named matrices, each `rows[i] × cols`.
-    fn matrix(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Packed, ModelError> {
+    pub(super) fn matrix(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Packed, ModelError> {
+        if let Some(packed) = self.as_in_file(names, cols, rows)? {
+            return Ok(packed);
+        }
         let mut parts = Vec::with_capacity(names.len());
         for (name, rows) in names.iter().zip(rows) {
             parts.push(self.values(name, &[cols, *rows])?);
         }
         let slices: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
-        Packed::stack(&slices, cols, self.storage).map_err(|mut at| {
-            let mut i = 0;
-            while i + 1 < parts.len() && at >= parts[i].len() {
-                at -= parts[i].len();
+        Packed::stack(&slices, cols, self.storage).map_err(|at| self.unfit(names, &slices, at))
+    }
+
+    /// The error of weight `at`, counted over all `parts`, each of the tensor of its name.
+    fn unfit(&self, names: &[&str], parts: &[&[f32]], mut at: usize) -> ModelError {
+        let mut i = 0;
+        while i + 1 < parts.len() && at >= parts[i].len() {
+            at -= parts[i].len();
+            i += 1;
+        }
+        let what = format!(
+            "weight {at} is {}; it is not a finite number in {:?} storage; make the file anew, or load with F32",
+            parts[i].get(at).copied().unwrap_or(f32::NAN),
+            self.storage
+        );
+        ModelError::weight(names[i], what)
+    }
+
+    /// Packs values that are there already; `name` is for the error.
+    pub(super) fn pack(&self, name: &str, parts: &[&[f32]], cols: usize) -> Result<Packed, ModelError> {
+        Packed::stack(parts, cols, self.storage).map_err(|at| self.unfit(&vec![name; parts.len()], parts, at))
+    }
+
+    /// The `n` matrices of `rows × cols` of a tensor of three dimensions.
+    pub(super) fn slices(&self, name: &str, cols: usize, rows: usize, n: usize) -> Result<Vec<Packed>, ModelError> {
+        let values = self.values(name, &[cols, rows, n])?;
+        values.chunks_exact(cols * rows).map(|slice| self.pack(name, &[slice], cols)).collect()
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.gguf.find(name).is_some()
+    }
+
+    /// The same without decoding, where types and storage allow it.
+    fn as_in_file(&self, names: &[&str], cols: usize, rows: &[usize]) -> Result<Option<Packed>, ModelError> {
+        if self.changed.is_some() {
+            return Ok(None);
+        }
+        let mut parts = Vec::with_capacity(names.len());
+        for (name, rows) in names.iter().zip(rows) {
+            let tensor = self.tensor(name, &[cols, *rows])?;
+            parts.push((tensor.ty, self.gguf.bytes(tensor)));
+        }
+        let Some(packed) = Packed::of_file(&parts, cols, self.storage) else { return Ok(None) };
+        packed.map(Some).map_err(|at| {
+            let (row, mut i) = (at / cols.max(1), 0);
+            let mut first = 0;
+            while i + 1 < names.len() && row >= first + rows[i] {
+                first += rows[i];
                 i += 1;
             }
-            let what = format!(
-                "weight {at} is {}; it is not a finite number in {:?} storage; make the file anew, or load with F32",
-                parts[i].get(at).copied().unwrap_or(f32::NAN),
-                self.storage
-            );
-            ModelError::weight(names[i], what)
+            let at = at - first * cols;
+            ModelError::weight(
+                names[i],
+                format!("weight {at}, or the scale of its block, is not a finite number; make the file anew"),
+            )
         })
     }
 
@@ -165,7 +226,7 @@ impl Loader<'_> {
         Ok(Some(all))
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+    pub(super) fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         let values = self.values(name, &[len])?;
         match values.iter().position(|v| !v.is_finite()) {
             Some(at) => Err(ModelError::weight(name, format!("value {at} is not finite; make the file anew"))),
@@ -173,7 +234,8 @@ impl Loader<'_> {
         }
     }
 
-    fn values(&self, name: &str, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
+    /// The tensor's entry, if it has this shape.
+    fn tensor(&self, name: &str, dims: &[usize]) -> Result<&TensorInfo, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         let want: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
         // Trailing dimensions of 1 mean nothing.
@@ -181,9 +243,14 @@ impl Loader<'_> {
         if tensor.dims[..shape] != want[..] {
             return Err(ModelError::weight(name, format!("shape {:?}, expected {want:?}", tensor.dims)));
         }
+        Ok(tensor)
+    }
+
+    pub(super) fn values(&self, name: &str, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.tensor(name, dims)?;
         match self.changed.and_then(|c| c.get(name)) {
             Some(values) if values.len() == tensor.n_elements() => Ok(values.clone()),
-            Some(values) => Err(ModelError::weight(name, format!("{} values for {want:?}", values.len()))),
+            Some(values) => Err(ModelError::weight(name, format!("{} values for {dims:?}", values.len()))),
             None => Ok(self.gguf.dequantize(tensor)?),
         }
     }
@@ -208,8 +275,11 @@ fn refuse_unknown(gguf: &Gguf, arch: Arch) -> Result<(), ModelError> {
     for tensor in gguf.tensors() {
         let name = tensor.name.as_str();
         let part = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).map(|(_, part)| part);
-        let known =
-            part.map_or(TOP.contains(&name), |p| PARTS.contains(&p) || BIASES.contains(&p) || head_norms.contains(&p));
+        let of_block = |p: &str| match arch {
+            Arch::DeepSeek2 => mla::PARTS.contains(&p) || moe::PARTS.contains(&p),
+            _ => PARTS.contains(&p) || BIASES.contains(&p) || head_norms.contains(&p),
+        };
+        let known = part.map_or(TOP.contains(&name), of_block);
         if !known {
             let what = format!("tensor `{name}`, which architecture `{}` does not use here", arch.name());
             return Err(ModelError::unsupported(what));

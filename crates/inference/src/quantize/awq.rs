@@ -1,14 +1,14 @@
 //! Search for the channel scales of a fold (AWQ, arXiv 2306.00978) by the error that really results.
 
-use super::error::{Damage, Matrix};
+use super::error::{Damage, Matrix, sample};
 use super::fold;
 use crate::calibrate::InputStats;
 use crate::model::{ModelConfig, Site};
 
-/// Steps of the exponent between 0 and 1.
+/// Steps of the exponent between 0 and 1: every other one is tried, then those beside the best.
 const STEPS: u32 = 10;
 /// Rows of a matrix that the search looks at, spread evenly.
-const ROWS: usize = 256;
+const ROWS: usize = 64;
 /// Largest and smallest scale: beyond, half-precision block scales of the divided rows lose digits.
 const LIMIT: f32 = 64.0;
 
@@ -23,22 +23,31 @@ pub(super) fn search(
     h: &[f32],
     matrices: &[Matrix<'_>],
 ) -> Option<Vec<f32>> {
-    let samples: Vec<Vec<f32>> = matrices.iter().map(sample).collect();
+    let samples: Vec<_> = matrices.iter().map(|m| sample(m.values, m.columns, ROWS).0).collect();
     let samples: Vec<Matrix<'_>> = matrices.iter().zip(&samples).map(|(m, values)| Matrix { values, ..*m }).collect();
     let importance = stats.mean_square();
     let error = |scales: &[f32]| -> f64 {
         let columns = fold::columns(site, config, scales);
         samples.iter().map(|m| scaled_error(m, &columns, &importance, h)).sum()
     };
+    let family = Family::new(site, config, stats, matrices);
     let ones = vec![1.0; fold::channels(site, config)];
     let mut best = (error(&ones), None);
-    for scales in candidates(site, config, stats, matrices) {
-        let e = error(&scales);
+    let attempt = |by_weight: bool, step: u32, best: &mut (f64, Option<(bool, u32)>)| {
+        let e = family.scales(by_weight, step).map_or(f64::INFINITY, |scales| error(&scales));
         if e < best.0 {
-            best = (e, Some(scales));
+            *best = (e, Some((by_weight, step)));
         }
+    };
+    for by_weight in [false, true] {
+        (0..=STEPS).step_by(2).for_each(|step| attempt(by_weight, step, &mut best));
     }
-    best.1
+    if let Some((by_weight, step)) = best.1 {
+        [step.saturating_sub(1), (step + 1).min(STEPS)]
+            .into_iter()
+            .for_each(|step| attempt(by_weight, step, &mut best));
+    }
+    best.1.and_then(|(by_weight, step)| family.scales(by_weight, step))
 }
 
 /// Error of the matrix when its columns are scaled before quantisation and scaled back after.
@@ -54,23 +63,28 @@ fn scaled_error(m: &Matrix<'_>, columns: &[f32], importance: &[f32], h: &[f32]) 
     Damage::between(m.values, &back, h, m.columns).error()
 }
 
-fn candidates(site: Site, c: &ModelConfig, stats: &InputStats, matrices: &[Matrix<'_>]) -> Vec<Vec<f32>> {
-    let input = fold::shared_mean(site, c, &stats.mean_abs());
-    let square = mean_squares(matrices, stats.mean_abs().len());
-    let weight: Vec<f32> = fold::shared_mean(site, c, &square).into_iter().map(f32::sqrt).collect();
-    let mut out = Vec::new();
-    for by_weight in [false, true] {
-        for step in 0..=STEPS {
-            let alpha = step as f32 / STEPS as f32;
-            let exponent = if by_weight { 1.0 - alpha } else { 0.0 };
-            if alpha == 0.0 && exponent == 0.0 {
-                continue; // no scaling
-            }
-            let raw = input.iter().zip(&weight).map(|(a, w)| log_of(*a) * alpha - log_of(*w) * exponent);
-            out.push(centred(&raw.collect::<Vec<f32>>()));
-        }
+/// Logarithms of the candidates' factors, one for each channel.
+struct Family {
+    input: Vec<f32>,
+    weight: Vec<f32>,
+}
+
+impl Family {
+    fn new(site: Site, c: &ModelConfig, stats: &InputStats, matrices: &[Matrix<'_>]) -> Self {
+        let input = stats.mean_abs();
+        let square = mean_squares(matrices, input.len());
+        let logs = |values: Vec<f32>| values.into_iter().map(log_of).collect();
+        let weight = fold::shared_mean(site, c, &square).into_iter().map(f32::sqrt).collect();
+        Self { input: logs(fold::shared_mean(site, c, &input)), weight: logs(weight) }
     }
-    out
+
+    /// With α = `step` / 10; `None` for no scaling at all.
+    fn scales(&self, by_weight: bool, step: u32) -> Option<Vec<f32>> {
+        let alpha = step as f32 / STEPS as f32;
+        let exponent = if by_weight { 1.0 - alpha } else { 0.0 };
+        let raw = self.input.iter().zip(&self.weight).map(|(a, w)| a * alpha - w * exponent);
+        (alpha != 0.0 || exponent != 0.0).then(|| centred(&raw.collect::<Vec<f32>>()))
+    }
 }
 
 /// Logarithm; channels without any magnitude are not scaled.
@@ -94,10 +108,4 @@ fn mean_squares(matrices: &[Matrix<'_>], columns: usize) -> Vec<f32> {
         n += 1;
     }
     sums.into_iter().map(|s| (s / n.max(1) as f64) as f32).collect()
-}
-
-fn sample(m: &Matrix<'_>) -> Vec<f32> {
-    let rows = m.values.len() / m.columns;
-    let step = rows.div_ceil(ROWS).max(1);
-    m.values.chunks_exact(m.columns).step_by(step).flatten().copied().collect()
 }

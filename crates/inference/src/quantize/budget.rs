@@ -5,7 +5,7 @@
 //! and how much the loss cares about each output (`g`, mean squared gradients). Gradient norms of the weights alone are
 //! no guide: a matrix can matter much and still be rounded well.
 
-use super::error::{Damage, Matrix, round_trip};
+use super::error::{Damage, round_trip, sample};
 use super::inputs::{Input, fold_block, inputs, output_input};
 use super::knapsack::{self, Item};
 use super::parts::Chosen;
@@ -37,6 +37,9 @@ const FOLD_TYPE: TensorType = TensorType::Iq4Nl;
 /// Backward passes keep all activations of a text: only its beginning is used, and only of so many texts.
 const GRADIENT_TOKENS: usize = 256;
 const GRADIENT_TEXTS: usize = 12;
+
+/// Rows of a matrix that are tried in every type, spread evenly.
+const ROWS: usize = 256;
 
 /// What the choice promises.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -258,11 +261,13 @@ fn candidates(
         types.push(TensorType::F16);
     }
     let mut items = Vec::with_capacity(types.len());
+    let (rows, step) = sample(values, columns, ROWS);
+    let gradient: Vec<f32> = gradient.iter().step_by(step).copied().collect();
+    let share = rows.len() as f64 / values.len() as f64;
     for &ty in &types {
-        let m = Matrix { values, columns, ty };
-        let back = round_trip(m.ty, m.values, m.columns, Some(&input.importance))
+        let back = round_trip(ty, &rows, columns, Some(&input.importance))
             .map_err(|source| QuantizeError::Codec { tensor: tensor.name.clone(), source })?;
-        let loss = Damage::between(values, &back, &input.h, columns).loss(gradient);
+        let loss = Damage::between(&rows, &back, &input.h, columns).loss(&gradient) / share;
         let bytes = (values.len() / ty.block_len() * ty.block_bytes()) as u64;
         items.push(Item { bytes, loss });
     }

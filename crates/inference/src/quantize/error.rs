@@ -3,6 +3,7 @@
 use crate::calibrate::row_errors;
 use crate::codec::{self, CodecError};
 use crate::gguf::TensorType;
+use std::borrow::Cow;
 
 /// A matrix and the type it is to get.
 #[derive(Debug, Clone, Copy)]
@@ -11,6 +12,15 @@ pub(super) struct Matrix<'a> {
     pub values: &'a [f32],
     pub columns: usize,
     pub ty: TensorType,
+}
+
+/// At most `rows` of a matrix, spread evenly: every `.1`-th.
+pub(super) fn sample(values: &[f32], columns: usize, rows: usize) -> (Cow<'_, [f32]>, usize) {
+    let step = (values.len() / columns.max(1)).div_ceil(rows).max(1);
+    if step == 1 {
+        return (values.into(), 1);
+    }
+    (values.chunks_exact(columns).step_by(step).flatten().copied().collect::<Vec<_>>().into(), step)
 }
 
 /// Mean squared output error of each row: `(E H Eᵀ)ᵢᵢ`, with `H` the second moments of the inputs.

@@ -18,7 +18,7 @@ pub(crate) const SITES: [Site; 4] = [Site::Qkv, Site::Out, Site::GateUp, Site::D
 /// Number of scales at a site: one for each channel of what makes the input.
 pub(crate) fn channels(site: Site, c: &ModelConfig) -> usize {
     match site {
-        Site::Qkv | Site::GateUp => c.width,
+        Site::Qkv | Site::GateUp | Site::Part { .. } => c.width,
         Site::Out => c.kv_width(),
         Site::Down => c.ffn,
     }
@@ -63,6 +63,8 @@ pub(crate) fn apply(
         Site::Qkv => divide(find(values, &format!("blk.{layer}.attn_norm.weight"))?, scales),
         Site::GateUp => divide(find(values, &format!("blk.{layer}.ffn_norm.weight"))?, scales),
         Site::Down => divide_rows(find(values, &Target::Up.tensor(layer))?, scales),
+        // refused before: nothing of such a block is folded
+        Site::Part { .. } => (),
         Site::Out => {
             divide_rows(find(values, &Target::V.tensor(layer))?, scales);
             if let Some(bias) = values.get_mut(&format!("blk.{layer}.attn_v.bias")) {
@@ -125,7 +127,7 @@ impl Fold {
     /// [`QuantizeError::Model`] for an architecture that is not known (norms of the form `1 + w` cannot be folded like
     /// this), [`QuantizeError::AlreadyQuantized`], [`QuantizeError::Gguf`].
     pub fn write(&self, base: &Gguf, out: &Path, ty: TensorType) -> Result<u64, QuantizeError> {
-        let config = ModelConfig::from_gguf(base, &mut Vec::new())?;
+        let config = ModelConfig::from_gguf(base, &mut Vec::new())?.plain("folding scales")?;
         let mut metadata = base.metadata().to_vec();
         metadata.retain(|(key, _)| key != "general.quantization_version");
         if let Some((_, value)) = metadata.iter_mut().find(|(key, _)| key == "general.file_type") {

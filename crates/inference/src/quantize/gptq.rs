@@ -5,7 +5,8 @@
 //! reached; or by falling diagonal of H, where all scales are fitted before ("static groups"), since a GGUF file
 //! stores no permutation.
 
-use crate::codec::{self, Fit};
+use super::coded::{Coded, CodedRow};
+use crate::codec;
 use crate::gguf::TensorType;
 use crate::linalg::{Operand, cholesky, gemm, invert_lower};
 use rayon::prelude::*;
@@ -47,21 +48,18 @@ impl Compensation {
         })
     }
 
-    /// Stores `values` (rows of `n`) as `ty`, whose blocks divide `n`.
-    pub fn quantize(&self, ty: TensorType, values: &[f32], importance: &[f32]) -> Vec<u8> {
+    /// Codes `values` (rows of `n`) with the type of `nearest`, and with its scales where the order needs fixed ones.
+    pub fn quantize(&self, nearest: &Coded, values: &[f32], importance: &[f32]) -> Coded {
+        let ty = nearest.ty();
         let n = self.n;
         let rows = values.len() / n;
         let mut work = vec![0.0; values.len()];
         work.par_chunks_exact_mut(n).zip(values.par_chunks_exact(n)).for_each(|(work, row)| {
             work.iter_mut().zip(&self.order).for_each(|(w, j)| *w = row[*j]);
         });
-        let mut states: Vec<Row> = values
-            .par_chunks_exact(n)
-            .map(|row| Row {
-                levels: vec![0; n],
-                fits: if self.fixed_scales { fits(ty, row, importance) } else { Vec::new() },
-            })
-            .collect();
+        let scales = |row: &CodedRow| if self.fixed_scales { row.fits.clone() } else { Vec::new() };
+        let mut states: Vec<CodedRow> =
+            nearest.rows.par_iter().map(|row| CodedRow { levels: vec![0; n], fits: scales(row) }).collect();
         let step = if self.fixed_scales { STEP } else { ty.block_len().max(STEP.next_multiple_of(ty.block_len())) };
         let mut errors = vec![0.0; rows * step.min(n)];
         for from in (0..n).step_by(step) {
@@ -75,10 +73,7 @@ impl Compensation {
                 gemm(rows, rest, size, &errors[..rows * size], size, behind, &mut work[end..], n, true);
             }
         }
-        let row_bytes = n / ty.block_len() * ty.block_bytes();
-        let mut out = vec![0; rows * row_bytes];
-        out.par_chunks_exact_mut(row_bytes).zip(&states).for_each(|(out, state)| state.pack(ty, out));
-        out
+        Coded::new(ty, n, states)
     }
 
     /// Rounds the columns from `from` on, one for each of `errors`; these become the negative compensated errors.
@@ -87,7 +82,7 @@ impl Compensation {
         ty: TensorType,
         from: usize,
         work: &mut [f32],
-        state: &mut Row,
+        state: &mut CodedRow,
         errors: &mut [f32],
         importance: &[f32],
     ) {
@@ -107,25 +102,6 @@ impl Compensation {
             work[at + 1..end].iter_mut().zip(&factors[1..]).for_each(|(w, u)| *w += error * u);
         }
     }
-}
-
-struct Row {
-    levels: Vec<i8>,
-    fits: Vec<Fit>,
-}
-
-impl Row {
-    fn pack(&self, ty: TensorType, out: &mut [u8]) {
-        let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(self.levels.chunks_exact(ty.block_len()));
-        for ((out, levels), fit) in blocks.zip(&self.fits) {
-            codec::pack(ty, fit, levels, out);
-        }
-    }
-}
-
-fn fits(ty: TensorType, row: &[f32], importance: &[f32]) -> Vec<Fit> {
-    let n = ty.block_len();
-    row.chunks_exact(n).zip(importance.chunks_exact(n)).map(|(x, w)| codec::fit(ty, x, Some(w))).collect()
 }
 
 /// `U` of the damped matrix in the given order of columns. With rows and columns reversed, the factor of the inverse is
@@ -153,13 +129,13 @@ fn upper_factor(h: &[f32], n: usize, order: &[usize], damping: f32) -> Option<Ve
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::calibrate::{Hessian, row_errors};
     use crate::model::tests::noise;
 
     /// Second moments of inputs that are strongly correlated.
-    fn moments(n: usize) -> Vec<f32> {
+    pub fn moments(n: usize) -> Vec<f32> {
         let (m, base) = (4 * n, noise(4 * n * 8, 5, 1.0));
         let (mix, own) = (noise(8 * n, 6, 1.0), noise(m * n, 7, 0.3));
         let x: Vec<f32> = (0..m * n)
@@ -187,7 +163,8 @@ mod tests {
             for ty in TensorType::ALL.into_iter().filter(|t| t.is_quantized()) {
                 let plain = codec::quantize(ty, &values, n, Some(&importance)).unwrap();
                 let (rtn, gptq) = (error(ty, &values, &plain, &h, n), {
-                    let bytes = c.quantize(ty, &values, &importance);
+                    let nearest = Coded::nearest(ty, &values, &importance);
+                    let bytes = c.quantize(&nearest, &values, &importance).pack();
                     error(ty, &values, &bytes, &h, n)
                 });
                 assert!(gptq < 0.6 * rtn, "{ty} {order:?}: {gptq} and {rtn}");
@@ -224,9 +201,11 @@ mod tests {
         (0..n).for_each(|j| h[j * n + j] = 1.0 + j as f32);
         let (values, importance) = (noise(4 * n, 9, 0.1), (0..n).map(|j| h[j * n + j]).collect::<Vec<_>>());
         let plain = codec::quantize(TensorType::Q4_1, &values, n, Some(&importance)).unwrap();
+        let nearest = Coded::nearest(TensorType::Q4_1, &values, &importance);
+        assert_eq!(nearest.pack(), plain);
         for order in [Order::Stored, Order::Diagonal] {
             let c = Compensation::new(&h, n, order).unwrap();
-            assert_eq!(c.quantize(TensorType::Q4_1, &values, &importance), plain);
+            assert_eq!(c.quantize(&nearest, &values, &importance).pack(), plain);
         }
     }
 

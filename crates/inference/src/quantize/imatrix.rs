@@ -14,10 +14,17 @@ pub struct Imatrix {
     columns: BTreeMap<String, Column>,
 }
 
+/// Sums of the columns, slice after slice for tensors of three dimensions, and the tokens each slice saw.
 #[derive(Debug, Clone, PartialEq)]
 struct Column {
     sum2: Vec<f32>,
-    count: f32,
+    counts: Vec<f32>,
+}
+
+impl Column {
+    fn columns(&self) -> usize {
+        self.sum2.len() / self.counts.len()
+    }
 }
 
 impl Imatrix {
@@ -33,32 +40,56 @@ impl Imatrix {
     /// # Errors
     /// [`GgufError::Tensor`] for values that are not finite or negative, or another number of columns.
     pub fn add(&mut self, tensor: &str, sum2: &[f32], count: u64) -> Result<(), GgufError> {
-        if let Some(j) = sum2.iter().position(|v| !(v.is_finite() && *v >= 0.0)) {
-            let what = format!("importance of column {j} is {}: the calibration run is broken", sum2[j]);
+        self.add_slice(tensor, (0, 1), sum2, count)
+    }
+
+    /// [`Imatrix::add`] for slice `at.0` of the `at.1` slices of a tensor of three dimensions (experts). Slices that are
+    /// never added count as unseen.
+    ///
+    /// # Errors
+    /// As [`Imatrix::add`], and for another number of slices.
+    pub fn add_slice(&mut self, tensor: &str, at: (usize, usize), sum2: &[f32], count: u64) -> Result<(), GgufError> {
+        let (slice, slices) = at;
+        if slice >= slices || sum2.is_empty() {
+            let what = format!("importance for {} columns of slice {slice} of {slices}", sum2.len());
             return Err(GgufError::tensor(tensor, what));
         }
-        let count = count as f32;
-        match self.columns.get_mut(tensor) {
-            None => {
-                self.columns.insert(tensor.to_owned(), Column { sum2: sum2.to_vec(), count });
-            }
-            Some(c) if c.sum2.len() == sum2.len() => {
-                c.sum2.iter_mut().zip(sum2).for_each(|(a, b)| *a += b);
-                c.count += count;
-            }
-            Some(c) => {
-                let what = format!("importance for {} columns, earlier for {}", sum2.len(), c.sum2.len());
+        let column = self
+            .columns
+            .entry(tensor.to_owned())
+            .or_insert_with(|| Column { sum2: vec![0.0; sum2.len() * slices], counts: vec![0.0; slices] });
+        if column.counts.len() != slices || column.columns() != sum2.len() {
+            let (n, old) = (column.columns(), column.counts.len());
+            let what = format!("importance for {} columns of {slices} slices, earlier for {n} of {old}", sum2.len());
+            return Err(GgufError::tensor(tensor, what));
+        }
+        let sums = &mut column.sum2[slice * sum2.len()..][..sum2.len()];
+        for (j, (sum, more)) in sums.iter_mut().zip(sum2).enumerate() {
+            let new = *sum + more;
+            // the sum of two finite numbers may be none
+            if !(new.is_finite() && *more >= 0.0) {
+                let what =
+                    format!("importance of column {j} is {more}, with earlier {sum}: the calibration run is broken");
                 return Err(GgufError::tensor(tensor, what));
             }
+            *sum = new;
         }
+        column.counts[slice] += count as f32;
         Ok(())
     }
 
-    /// Mean square of each column; `None` if the tensor was never seen.
+    /// Mean square of each column, slice after slice; `None` if the tensor was never seen. Slices that no token
+    /// reached have 1 throughout, as in stock llama.cpp: such an expert is quantised unweighted, not lost.
     #[must_use]
     pub fn get(&self, tensor: &str) -> Option<Vec<f32>> {
-        let c = self.columns.get(tensor).filter(|c| c.count > 0.0)?;
-        Some(c.sum2.iter().map(|s| s / c.count).collect())
+        let c = self.columns.get(tensor).filter(|c| c.counts.iter().any(|n| *n > 0.0))?;
+        let slices = c.sum2.chunks_exact(c.columns()).zip(&c.counts);
+        Some(slices.flat_map(|(s, n)| s.iter().map(move |s| if *n > 0.0 { s / n } else { 1.0 })).collect())
+    }
+    /// Slices of a tensor that no token reached.
+    #[must_use]
+    pub fn unseen(&self, tensor: &str) -> usize {
+        self.columns.get(tensor).map_or(0, |c| c.counts.iter().filter(|n| **n == 0.0).count())
     }
     /// Tensors it knows, by name.
     pub fn tensors(&self) -> impl Iterator<Item = &str> {
@@ -98,14 +129,18 @@ impl Imatrix {
         for sums in g.tensors() {
             let Some(name) = sums.name.strip_suffix(".in_sum2") else { continue };
             let counts = g.dequantize(g.tensor(&format!("{name}.counts"))?)?;
-            let [count] = counts[..] else {
-                let what = format!("{} counts: mixture-of-experts importance is not supported", counts.len());
+            let values = g.dequantize(sums)?;
+            if !values.len().is_multiple_of(counts.len()) {
+                let what = format!("{} sums for {} counts", values.len(), counts.len());
                 return Err(GgufError::tensor(name, what));
-            };
-            if !(count.is_finite() && count >= 0.0) {
-                return Err(GgufError::tensor(name, format!("its count is {count}")));
             }
-            out.add(name, &g.dequantize(sums)?, count as u64)?;
+            let columns = values.len() / counts.len();
+            for (slice, (values, count)) in values.chunks_exact(columns).zip(&counts).enumerate() {
+                if !(count.is_finite() && *count >= 0.0) {
+                    return Err(GgufError::tensor(name, format!("its count is {count}")));
+                }
+                out.add_slice(name, (slice, counts.len()), values, *count as u64)?;
+            }
         }
         Ok(out)
     }
@@ -128,7 +163,8 @@ impl Imatrix {
                 let spec = TensorSpec { name: format!("{name}.{suffix}"), dims, ty: TensorType::F32 };
                 (spec, TensorData::Bytes(bytes(values).into()))
             };
-            [entry("in_sum2", vec![c.sum2.len() as u64, 1], &c.sum2), entry("counts", vec![1, 1], &[c.count])]
+            let (columns, slices) = (c.columns() as u64, c.counts.len() as u64);
+            [entry("in_sum2", vec![columns, slices], &c.sum2), entry("counts", vec![1, slices], &c.counts)]
         });
         write(path, &metadata, tensors)
     }

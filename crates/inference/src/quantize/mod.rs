@@ -5,6 +5,7 @@
 
 mod awq;
 mod budget;
+mod coded;
 mod error;
 mod fold;
 mod gptq;
@@ -12,9 +13,11 @@ mod imatrix;
 mod inputs;
 mod knapsack;
 mod legacy_imatrix;
+mod matrix;
 pub mod npu;
 mod parts;
 mod profile;
+mod refine;
 mod report;
 mod run;
 mod sensitivity;
@@ -46,7 +49,8 @@ pub struct QuantizeOptions {
     pub imatrix: Option<Imatrix>,
     /// Types of single tensors, by name, instead of the profile's choice.
     pub overrides: BTreeMap<String, TensorType>,
-    /// Give input channels without importance the mean one and say so in the report, instead of refusing.
+    /// Give input channels without importance the mean one and say so in the report, instead of refusing. Experts that
+    /// no token of the calibration reached are always quantised unweighted, and counted as well.
     pub fill_zero_importance: bool,
     /// Accept a base that is already quantised. Its error stays in the result and is not in the report.
     pub allow_requantize: bool,
@@ -223,16 +227,19 @@ fn metadata(base: &Gguf, file_type: u32, importance: Option<&Provenance>) -> Vec
     out
 }
 
-/// Importance of a tensor's columns, checked. `None`: unweighted.
+/// Importance of a tensor's columns, slice after slice for three dimensions, checked. `None`: unweighted.
 fn importance(options: &QuantizeOptions, tensor: &TensorInfo) -> Result<Option<Vec<f32>>, QuantizeError> {
-    let Some(values) = options.imatrix.as_ref().and_then(|m| m.get(&tensor.name)) else { return Ok(None) };
+    // importance files also have what is never quantised: routers
+    let known = options.imatrix.as_ref().filter(|_| is_matrix(tensor));
+    let Some(values) = known.and_then(|m| m.get(&tensor.name)) else { return Ok(None) };
     let refuse = |what: String| Err(QuantizeError::Importance { tensor: tensor.name.clone(), what });
-    if !is_matrix(tensor) || values.len() != tensor.row_len() {
+    let slices = tensor.dims.get(2).map_or(1, |n| *n as usize);
+    if values.len() != tensor.row_len() * slices {
         return refuse(format!("has {} columns, the tensor {:?}", values.len(), tensor.dims));
     }
     let Some(column) = values.iter().position(|v| *v == 0.0) else { return Ok(Some(values)) };
     if options.fill_zero_importance {
-        return Ok(Some(filled(values)));
+        return Ok(Some(values.chunks(tensor.row_len()).flat_map(|slice| filled(slice.to_vec())).collect()));
     }
     refuse(format!(
         "of column {column} is zero: it never saw an activation; calibrate on more text, leave it out, or allow \
@@ -240,10 +247,11 @@ fn importance(options: &QuantizeOptions, tensor: &TensorInfo) -> Result<Option<V
     ))
 }
 
-/// Input channels whose importance is zero.
+/// Input channels whose importance is zero, or that belong to experts which no token reached.
 fn zero_channels(options: &QuantizeOptions, tensor: &TensorInfo) -> usize {
-    let values = options.imatrix.as_ref().and_then(|m| m.get(&tensor.name));
-    values.map_or(0, |v| v.iter().filter(|v| **v == 0.0).count())
+    let Some(imatrix) = options.imatrix.as_ref().filter(|_| is_matrix(tensor)) else { return 0 };
+    let Some(values) = imatrix.get(&tensor.name) else { return 0 };
+    values.iter().filter(|v| **v == 0.0).count() + imatrix.unseen(&tensor.name) * tensor.row_len()
 }
 
 /// Zeros replaced by the mean of the others; by 1 where there are no others.
@@ -269,12 +277,35 @@ fn convert<'a>(
     if ty == tensor.ty {
         return Ok((Cow::Borrowed(base.bytes(tensor)), 0.0));
     }
-    let bytes = codec::quantize(ty, &weights, tensor.row_len(), importance).map_err(fail)?;
+    let bytes = coded(ty, &weights, tensor.row_len(), importance).map_err(fail)?;
     let back = codec::dequantize(ty, &bytes, weights.len()).map_err(fail)?;
     if let Some(index) = back.iter().position(|w| !w.is_finite()) {
         return Err(fail(CodecError::NotFinite { index, value: back[index] }));
     }
     Ok((Cow::Owned(bytes), relative_error(&weights, &back)))
+}
+
+/// [`codec::quantize`], each slice with its own importance.
+fn coded(ty: TensorType, weights: &[f32], row_len: usize, importance: Option<&[f32]>) -> Result<Vec<u8>, CodecError> {
+    let Some(importance) = importance.filter(|i| i.len() > row_len && row_len > 0) else {
+        return codec::quantize(ty, weights, row_len, importance);
+    };
+    let per_slice = weights.len() / (importance.len() / row_len);
+    let mut out = Vec::with_capacity(weights.len() / ty.block_len() * ty.block_bytes());
+    for (i, (slice, importance)) in weights.chunks(per_slice.max(1)).zip(importance.chunks(row_len)).enumerate() {
+        let bytes = codec::quantize(ty, slice, row_len, Some(importance)).map_err(|e| behind(e, i * per_slice))?;
+        out.extend_from_slice(&bytes);
+    }
+    Ok(out)
+}
+
+/// The error with the weight's index counted from `start`.
+fn behind(error: CodecError, start: usize) -> CodecError {
+    match error {
+        CodecError::NotFinite { index, value } => CodecError::NotFinite { index: index + start, value },
+        CodecError::OutOfRange { ty, index, value } => CodecError::OutOfRange { ty, index: index + start, value },
+        other => other,
+    }
 }
 
 fn relative_error(weights: &[f32], back: &[f32]) -> f64 {

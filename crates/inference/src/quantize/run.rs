@@ -1,15 +1,13 @@
 //! The blocks of a run, one after the other, and the file made of them.
 
-use super::error::{Damage, round_trip};
-use super::gptq::{Compensation, Order};
-use super::inputs::{Input, fold_block, inputs, output_input};
+use super::inputs::{fold_block, inputs, output_input};
+use super::matrix::{Aids, Work};
 use super::parts::Parts;
 use super::profile::is_matrix;
 use super::tune::{Choices, Goal, TuneOptions};
-use super::tuned::{Method, StepErrors, TunedTensor};
+use super::tuned::TunedTensor;
 use super::{Profile, Progress, Provenance, QuantizeError, fold, metadata};
 use crate::calibrate::{Stream, output_tensor, readers};
-use crate::codec;
 use crate::gguf::{Gguf, TensorInfo, TensorSpec, TensorType, Writer};
 use crate::model::{Decoder, ModelConfig, Values};
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
@@ -19,18 +17,6 @@ pub(super) struct Run<'a> {
     pub config: &'a ModelConfig,
     pub options: &'a TuneOptions,
     pub choices: &'a Choices,
-}
-
-/// A matrix with what enters it.
-struct Work<'a> {
-    tensor: &'a TensorInfo,
-    /// As in the base, and what entered it there.
-    original: &'a [f32],
-    unfolded: &'a Input,
-    /// After folding.
-    values: &'a [f32],
-    input: &'a Input,
-    compensations: &'a [(Order, Compensation)],
 }
 
 impl Run<'_> {
@@ -87,7 +73,7 @@ impl Run<'_> {
             let tensors: Vec<&TensorInfo> =
                 readers(*site).iter().map(|t| self.base.tensor(&t.tensor(layer))).collect::<Result<_, _>>()?;
             let quantized = tensors.iter().any(|t| self.choices[&t.name].actual.is_quantized());
-            let compensations = if self.options.compensate && quantized { compensations(input) } else { Vec::new() };
+            let aids = if self.options.compensate && quantized { Aids::of(input) } else { Aids::default() };
             for tensor in tensors {
                 let work = Work {
                     tensor,
@@ -95,7 +81,7 @@ impl Run<'_> {
                     unfolded: &unfolded[site],
                     values: &values[&tensor.name],
                     input,
-                    compensations: &compensations,
+                    aids: &aids,
                 };
                 done.insert(&tensor.name, self.matrix(&work)?);
             }
@@ -113,78 +99,6 @@ impl Run<'_> {
         parts.keep(layer, &reports, specs)
     }
 
-    /// The best of the ways to store a matrix.
-    fn matrix(&self, work: &Work<'_>) -> Result<(Vec<u8>, TunedTensor), QuantizeError> {
-        let (bytes, mut report) = self.plain(work.tensor, work.values, Some(&work.input.importance))?;
-        let (ty, n) = (report.to, work.tensor.row_len());
-        if !ty.is_quantized() {
-            return Ok((bytes, report));
-        }
-        let fail = |source| QuantizeError::Codec { tensor: work.tensor.name.clone(), source };
-        let power = |values: &[f32], input: &Input| {
-            Damage::between(values, &vec![0.0; values.len()], &input.h, n).error().max(f64::MIN_POSITIVE)
-        };
-        let (before, after) = (power(work.original, work.unfolded), power(work.values, work.input));
-        let unfolded = |importance: Option<&[f32]>| -> Result<f64, QuantizeError> {
-            let back = round_trip(ty, work.original, n, importance).map_err(fail)?;
-            Ok(Damage::between(work.original, &back, &work.unfolded.h, n).error() / before)
-        };
-        let stored = |bytes: &[u8]| -> Result<f64, QuantizeError> {
-            let back = codec::dequantize(ty, bytes, work.values.len()).map_err(fail)?;
-            Ok(Damage::between(work.values, &back, &work.input.h, n).error() / after)
-        };
-        let mut best = (stored(&bytes)?, bytes, Method::Rounded);
-        let mut errors = StepErrors {
-            rounded: unfolded(None)?,
-            weighted: unfolded(Some(&work.unfolded.importance))?,
-            folded: best.0,
-            stored: best.0,
-        };
-        for (order, compensation) in work.compensations {
-            let bytes = compensation.quantize(ty, work.values, &work.input.importance);
-            let error = stored(&bytes)?;
-            if error < best.0 {
-                let damping = compensation.damping;
-                let method = match order {
-                    Order::Stored => Method::Compensated { damping },
-                    Order::Diagonal => Method::CompensatedByDiagonal { damping },
-                };
-                best = (error, bytes, method);
-            }
-        }
-        (errors.stored, report.method) = (best.0, best.2);
-        report.errors = Some(errors);
-        report.dead_channels = work.unfolded.stats.dead_channels().len();
-        report.not_compensated = self.options.compensate && work.compensations.is_empty();
-        Ok((best.1, report))
-    }
-
-    /// Nearest levels on scales weighted by `importance`.
-    fn plain(
-        &self,
-        tensor: &TensorInfo,
-        values: &[f32],
-        importance: Option<&[f32]>,
-    ) -> Result<(Vec<u8>, TunedTensor), QuantizeError> {
-        let choice = self.choices[&tensor.name];
-        let importance = importance.filter(|_| is_matrix(tensor));
-        let bytes = codec::quantize(choice.actual, values, tensor.row_len(), importance)
-            .map_err(|source| QuantizeError::Codec { tensor: tensor.name.clone(), source })?;
-        let report = TunedTensor {
-            name: tensor.name.clone(),
-            from: tensor.ty,
-            to: choice.actual,
-            fallback_from: (choice.wanted != choice.actual).then_some(choice.wanted),
-            method: if choice.actual.is_quantized() { Method::Rounded } else { Method::Stored },
-            weights: tensor.n_elements() as u64,
-            size_bytes: bytes.len() as u64,
-            errors: None,
-            dead_channels: 0,
-            not_compensated: false,
-        };
-        Ok((bytes, report))
-    }
-
     /// The tensors outside of blocks, as the last part. A tied embedding is rounded, never compensated: its rows are
     /// also looked up.
     fn output(
@@ -195,14 +109,17 @@ impl Run<'_> {
     ) -> Result<Gguf, QuantizeError> {
         let name = output_tensor(self.base);
         let input = output_input(self.base, self.config, stream)?;
+        let tied = name == "token_embd.weight";
+        let compensate = self.options.compensate && !tied && self.choices[name].actual.is_quantized();
+        let aids = if compensate { Aids::of(&input) } else { Aids::default() };
         let (mut specs, mut own) = (Vec::new(), Vec::new());
         for tensor in self.base.tensors().iter().filter(|t| !t.name.starts_with("blk.")) {
             let values = self.base.dequantize(tensor)?;
             let (bytes, report) = if tensor.name == name {
                 let (original, unfolded) = (values.as_slice(), &input);
-                let work = Work { tensor, original, unfolded, values: original, input: unfolded, compensations: &[] };
+                let work = Work { tensor, original, unfolded, values: original, input: unfolded, aids: &aids };
                 let (bytes, report) = self.matrix(&work)?;
-                (bytes, TunedTensor { not_compensated: false, ..report })
+                (bytes, TunedTensor { not_compensated: report.not_compensated && !tied, ..report })
             } else {
                 self.plain(tensor, &values, None)?
             };
@@ -260,10 +177,3 @@ pub(super) fn file_type(base: &Gguf, goal: Goal, choices: &Choices) -> u32 {
 
 /// `llama_ftype` of files that are mostly IQ4_NL.
 const IQ4_NL_FILE: u32 = 25;
-
-/// Both orders, as far as the inputs allow.
-fn compensations(input: &Input) -> Vec<(Order, Compensation)> {
-    let n = input.importance.len();
-    let both = [Order::Stored, Order::Diagonal];
-    both.into_iter().filter_map(|order| Some((order, Compensation::new(&input.h, n, order)?))).collect()
-}

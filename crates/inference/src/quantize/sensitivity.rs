@@ -76,7 +76,7 @@ pub fn sensitivity(
     seed: u64,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Sensitivity, QuantizeError> {
-    let config = ModelConfig::from_gguf(base, &mut Vec::new())?;
+    let config = ModelConfig::from_gguf(base, &mut Vec::new())?.plain("sensitivity")?;
     let gradients = budget::gradients(base, texts)?;
     let norms: BTreeMap<_, f64> = gradients.iter().map(|g| (g.matrix, g.norm)).collect();
     let options = TuneOptions { fold: false, ..TuneOptions::new(Goal::Budget(0)) };

@@ -32,6 +32,8 @@ pub struct TuneOptions {
     pub fold: bool,
     /// Compensate rounding errors within rows.
     pub compensate: bool,
+    /// Lower the error of what was compensated further, scales and levels in turn.
+    pub refine: bool,
     /// Types of single tensors, by name.
     pub overrides: BTreeMap<String, TensorType>,
     /// The least type of single tensors under a budget, instead of Q6_K for what makes the logits and none for others.
@@ -50,6 +52,7 @@ impl TuneOptions {
             goal,
             fold: true,
             compensate: true,
+            refine: true,
             overrides: BTreeMap::new(),
             floors: BTreeMap::new(),
             allow_requantize: false,
@@ -71,7 +74,7 @@ pub fn tune(
     options: &TuneOptions,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<TuneReport, QuantizeError> {
-    let config = ModelConfig::from_gguf(base, &mut Vec::new())?;
+    let config = ModelConfig::from_gguf(base, &mut Vec::new())?.plain("tuning")?;
     check_overrides(base, &options.overrides)?;
     check_overrides(base, &options.floors)?;
     let from = Provenance {
@@ -118,15 +121,15 @@ fn by_profile(base: &Gguf, profile: Profile, overrides: &BTreeMap<String, Tensor
 /// Digest of everything that decides the bytes of a block.
 fn fingerprint(base: &Gguf, texts: &[Vec<u32>], options: &TuneOptions) -> String {
     let mut hash = Sha256::new();
-    hash.update(concat!("1 ", env!("CARGO_PKG_VERSION")));
+    hash.update(concat!("2 ", env!("CARGO_PKG_VERSION")));
     hash.update(base_digest(base));
     for text in texts {
         hash.update((text.len() as u64).to_le_bytes());
         text.iter().for_each(|t| hash.update(t.to_le_bytes()));
     }
-    let TuneOptions { goal, fold, compensate, overrides, floors, .. } = options;
+    let TuneOptions { goal, fold, compensate, refine, overrides, floors, .. } = options;
     // Debug text of plain names and numbers: complete, and stable within a version.
-    hash.update(format!("{goal:?} {fold} {compensate} {overrides:?} {floors:?}"));
+    hash.update(format!("{goal:?} {fold} {compensate} {refine} {overrides:?} {floors:?}"));
     hex::encode(hash.finalize())
 }
 

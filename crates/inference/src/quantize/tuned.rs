@@ -27,7 +27,9 @@ pub struct StepErrors {
     pub weighted: f64,
     /// The same after folding; equal to `weighted` where nothing was folded.
     pub folded: f64,
-    /// What is in the file.
+    /// The same with the better of nearest and compensated levels.
+    pub compensated: f64,
+    /// What is in the file: after the descent.
     pub stored: f64,
 }
 
@@ -75,6 +77,7 @@ impl TuneReport {
             rounded: mean(|e| e.rounded),
             weighted: mean(|e| e.weighted),
             folded: mean(|e| e.folded),
+            compensated: mean(|e| e.compensated),
             stored: mean(|e| e.stored),
         }
     }

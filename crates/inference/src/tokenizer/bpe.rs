@@ -18,7 +18,7 @@ pub(super) struct Bpe {
 }
 
 /// The printable stand-in of each byte (GPT-2): printable Latin-1 stands for itself, the rest for U+0100 onwards.
-fn byte_chars() -> [char; 256] {
+pub(super) fn byte_chars() -> [char; 256] {
     let mut out = ['\0'; 256];
     let mut next = 0x100u32;
     for (b, c) in out.iter_mut().enumerate() {

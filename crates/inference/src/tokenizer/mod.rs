@@ -9,6 +9,7 @@ mod chat;
 mod hf;
 mod hf_pre;
 mod hf_table;
+mod learn;
 mod pretokenize;
 mod spm;
 mod stream;
@@ -17,6 +18,7 @@ mod wordpiece;
 
 pub use chat::{ChatError, ChatTemplate, Message, Role};
 pub use hf::{HfFiles, HfTokenizer};
+pub use learn::{END_OF_TEXT, learn_bpe};
 pub use stream::StreamDecoder;
 pub use vocab::{Kind, SpecialIds};
 pub use wordpiece::WordPiece;

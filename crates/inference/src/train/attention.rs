@@ -1,10 +1,13 @@
 //! Causal attention inside each packed sample and over the beginning that all have in common, forward and backward, in
 //! f32.
 
-use crate::linalg::{Operand, SharedMut, dot, gemm, softmax_prefix};
+use crate::linalg::{Operand, SharedMut, dot, gemm, gemm_columns, softmax_prefix};
 use crate::model::ModelConfig;
 use rayon::prelude::*;
 use std::ops::Range;
+
+/// Rows that are computed together; what lies above the diagonal inside a band is computed in vain.
+const BAND: usize = 96;
 
 /// Rows of one text in a pass: the first `shared` rows, which it has in common with all texts, and its own.
 #[derive(Debug, Clone)]
@@ -49,13 +52,15 @@ impl Head<'_> {
         1.0 / (self.c.head_dim as f32).sqrt()
     }
 
-    /// Attention weights of one query head over the gathered keys, `n × seen`, zero for what a row does not see.
-    fn weights(&self, head: usize, k: &[f32]) -> Vec<f32> {
-        let (n, t, d) = (self.n(), self.seen(), self.c.head_dim);
+    /// Attention weights of a band of one query head's rows over the gathered keys that its last row sees; zero for what a
+    /// row does not see.
+    fn weights(&self, head: usize, band: &Range<usize>, k: &[f32]) -> Vec<f32> {
+        let (n, t, d, stride) = (band.len(), self.span.shared + band.end, self.c.head_dim, self.c.qkv_width());
         let mut p = vec![0.0; n * t];
-        gemm(n, t, d, self.q(head), self.c.qkv_width(), Operand::transposed(k, d), &mut p, t, false);
+        let q = &self.q(head)[band.start * stride..];
+        gemm(n, t, d, q, stride, Operand::transposed(k, d), &mut p, t, false);
         let scale = self.scale();
-        for (i, row) in p.chunks_exact_mut(t).enumerate() {
+        for (row, i) in p.chunks_exact_mut(t).zip(band.clone()) {
             let seen = self.span.shared + i + 1;
             row[..seen].iter_mut().for_each(|s| *s *= scale);
             softmax_prefix(row, seen);
@@ -63,21 +68,31 @@ impl Head<'_> {
         p
     }
 
+    /// Own rows in bands: a band looks at no more keys than its last row sees.
+    fn bands(&self) -> impl Iterator<Item = Range<usize>> {
+        let n = self.n();
+        (0..n).step_by(BAND).map(move |from| from..n.min(from + BAND))
+    }
+
     /// Gradients of the head's queries, written to `dqkv`, and of the keys and values it sees, `seen × head_dim` each.
     fn backward(&self, dout: &[f32], dqkv: SharedMut) -> [Vec<f32>; 2] {
-        let (c, n, t, d, stride) = (self.c, self.n(), self.seen(), self.c.head_dim, self.c.qkv_width());
+        let (c, t, d, stride) = (self.c, self.seen(), self.c.head_dim, self.c.qkv_width());
         let (k, v) = (self.gathered(self.k_column()), self.gathered(self.v_column()));
-        let (mut dk, mut dv, mut dq) = (vec![0.0; t * d], vec![0.0; t * d], vec![0.0; n * d]);
+        let (mut dk, mut dv) = (vec![0.0; t * d], vec![0.0; t * d]);
         for head in self.kv_head * c.group()..(self.kv_head + 1) * c.group() {
-            let p = self.weights(head, &k);
-            let dy = &dout[self.span.own.start * c.q_width() + head * d..];
-            let mut ds = vec![0.0; n * t];
-            gemm(n, t, d, dy, c.q_width(), Operand::transposed(&v, d), &mut ds, t, false);
-            gemm(t, d, n, &transpose(&p, t), n, Operand::rows(dy, c.q_width()), &mut dv, d, true);
-            softmax_backward(&p, &mut ds, t, self.scale());
-            gemm(n, d, t, &ds, t, Operand::rows(&k, d), &mut dq, d, false);
-            gemm(t, d, n, &transpose(&ds, t), n, Operand::rows(self.q(head), stride), &mut dk, d, true);
-            scatter(&dq, d, dqkv, self.span.own.start, head * d, stride);
+            for band in self.bands() {
+                let (n, t, row) = (band.len(), self.span.shared + band.end, self.span.own.start + band.start);
+                let p = self.weights(head, &band, &k);
+                let dy = &dout[row * c.q_width() + head * d..];
+                let (mut ds, mut dq) = (vec![0.0; n * t], vec![0.0; n * d]);
+                gemm(n, t, d, dy, c.q_width(), Operand::transposed(&v, d), &mut ds, t, false);
+                gemm_columns(t, d, n, &p, t, Operand::rows(dy, c.q_width()), &mut dv, d, true);
+                softmax_backward(&p, &mut ds, t, self.scale());
+                gemm(n, d, t, &ds, t, Operand::rows(&k, d), &mut dq, d, false);
+                let q = &self.q(head)[band.start * stride..];
+                gemm_columns(t, d, n, &ds, t, Operand::rows(q, stride), &mut dk, d, true);
+                scatter(&dq, d, dqkv, row, head * d, stride);
+            }
         }
         [dk, dv]
     }
@@ -93,13 +108,15 @@ pub(super) fn forward(c: &ModelConfig, spans: &[Span], qkv: &[f32], out: &mut [f
     let (d, group) = (c.head_dim, c.group());
     let out = SharedMut::new(out);
     heads(c, spans, qkv).into_par_iter().for_each(|h| {
-        let (n, t) = (h.n(), h.seen());
         let (k, v) = (h.gathered(h.k_column()), h.gathered(h.v_column()));
-        let mut o = vec![0.0; n * d];
         for head in h.kv_head * group..(h.kv_head + 1) * group {
-            let p = h.weights(head, &k);
-            gemm(n, d, t, &p, t, Operand::rows(&v, d), &mut o, d, false);
-            scatter(&o, d, out, h.span.own.start, head * d, c.q_width());
+            for band in h.bands() {
+                let (n, t) = (band.len(), h.span.shared + band.end);
+                let p = h.weights(head, &band, &k);
+                let mut o = vec![0.0; n * d];
+                gemm(n, d, t, &p, t, Operand::rows(&v, d), &mut o, d, false);
+                scatter(&o, d, out, h.span.own.start + band.start, head * d, c.q_width());
+            }
         }
     });
 }
@@ -135,18 +152,6 @@ fn softmax_backward(p: &[f32], dp: &mut [f32], t: usize, scale: f32) {
         let mean = dot(p, dp);
         dp.iter_mut().zip(p).for_each(|(d, p)| *d = p * (*d - mean) * scale);
     }
-}
-
-/// Rows of `t` values become rows of one value each.
-fn transpose(x: &[f32], t: usize) -> Vec<f32> {
-    let n = x.len() / t;
-    let mut out = vec![0.0; n * t];
-    for (i, row) in x.chunks_exact(t).enumerate() {
-        for (j, v) in row.iter().enumerate() {
-            out[j * n + i] = *v;
-        }
-    }
-    out
 }
 
 /// Copies rows of `width` values to column `at` of rows `first..` of a wider matrix.

@@ -1,7 +1,7 @@
 //! What to train and how, what goes in and what a step reports.
 
+use super::grid::WeightGrid;
 use crate::model::{ModelError, Target};
-use crate::tokenizer::{ChatTemplate, Message, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 /// The shape of the adapter.
@@ -21,6 +21,35 @@ impl Default for LoraConfig {
     /// Rank 8, alpha 16, on q, k, v, o.
     fn default() -> Self {
         Self { rank: 8, alpha: 16.0, rank_stabilized: false, targets: Target::ATTENTION.into(), dropout: 0.0 }
+    }
+}
+
+/// What is trained.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trainable {
+    /// An adapter; all weights of the decoder stay as they are.
+    Lora(LoraConfig),
+    /// The norms: a few thousand values that repair what quantisation did to the rest.
+    Norms,
+    /// Every weight, from the values that the decoder has (exact only if it was loaded with `Storage::F32`). Memory:
+    /// about 20 bytes a weight.
+    Full,
+}
+
+impl From<LoraConfig> for Trainable {
+    fn from(lora: LoraConfig) -> Self {
+        Self::Lora(lora)
+    }
+}
+
+impl Trainable {
+    /// Share of an adapter's inputs that are set to 0.
+    pub(super) fn dropout(&self) -> f32 {
+        match self {
+            Self::Lora(lora) => lora.dropout,
+            Self::Norms | Self::Full => 0.0,
+        }
     }
 }
 
@@ -48,7 +77,7 @@ pub struct TrainConfig {
     pub beta1: f32,
     pub beta2: f32,
     pub epsilon: f32,
-    /// Longest allowed gradient (L2 norm over all adapter values).
+    /// Longest allowed gradient (L2 norm over all trained values).
     pub clip_norm: Option<f32>,
     /// Order of samples, start values and dropout follow from it.
     pub seed: u64,
@@ -56,6 +85,12 @@ pub struct TrainConfig {
     /// need. More is faster and costs memory: about 4 bytes × layers × (4 · width + 2 · ffn) a token. A longer sample is
     /// a pass of its own.
     pub pass_tokens: usize,
+    /// Keep only what goes into each block and compute the rest again in the backward pass (arXiv 1604.06174): about a
+    /// third more time, and 4 bytes × layers × width a token instead of the above. The result is the same to the bit.
+    pub recompute: bool,
+    /// Train for matrices in this format: an adapter (without dropout) is folded in before they are rounded, as a merge and
+    /// the quantiser will do.
+    pub grid: Option<WeightGrid>,
 }
 
 impl Default for TrainConfig {
@@ -74,36 +109,9 @@ impl Default for TrainConfig {
             clip_norm: Some(1.0),
             seed: 0,
             pass_tokens: 640,
+            recompute: false,
+            grid: None,
         }
-    }
-}
-
-/// One training text: the loss counts only `tokens[answer_from..]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
-    pub tokens: Vec<u32>,
-    /// Index of the first token of the answer, at least 1.
-    pub answer_from: usize,
-}
-
-impl Sample {
-    /// A conversation and its answer as the model reads and writes them; the loss counts the answer and its end mark.
-    ///
-    /// # Errors
-    /// [`ModelError::Input`] for a conversation that the template refuses or a vocabulary without its end mark.
-    pub fn chat(
-        tokenizer: &Tokenizer,
-        template: &ChatTemplate,
-        asked: &[Message<'_>],
-        answer: &str,
-    ) -> Result<Self, ModelError> {
-        let mut tokens = tokenizer.encode_chat(template, asked, true).map_err(|e| ModelError::input(e.to_string()))?;
-        let answer_from = tokens.len();
-        tokens.extend(tokenizer.encode(answer, false));
-        let end = template.end_of_answer();
-        let no_end = || ModelError::input(format!("the vocabulary has no `{end}`, which ends an answer"));
-        tokens.push(tokenizer.id_of(end).ok_or_else(no_end)?);
-        Ok(Self { tokens, answer_from })
     }
 }
 
@@ -112,39 +120,61 @@ impl Sample {
 pub struct StepReport {
     /// Steps done, this one included.
     pub step: usize,
-    /// Mean negative log-likelihood of the answers' tokens before the step, nats.
+    /// Mean loss of the answers' tokens before the step, by their weights: negative log-likelihood in nats, or what
+    /// [`Distillation`](super::Distillation) makes of it.
     pub loss: f32,
     /// Norm of the gradient before clipping.
     pub grad_norm: f32,
     pub learning_rate: f32,
     /// Tokens of the step's samples.
     pub tokens: usize,
-    /// Tokens that the loss counted.
+    /// Tokens that the loss counted: those with a weight above 0.
     pub answer_tokens: usize,
 }
 
 /// Refuses what cannot be trained.
-pub(super) fn check(lora: &LoraConfig, config: &TrainConfig) -> Result<(), ModelError> {
+pub(super) fn check(trainable: &Trainable, config: &TrainConfig) -> Result<(), ModelError> {
+    let lora = match trainable {
+        Trainable::Lora(lora) => lora_problem(lora),
+        Trainable::Norms | Trainable::Full => None,
+    };
+    let both = (config.grid.is_some() && trainable.dropout() > 0.0)
+        .then_some("dropout must be 0 when training for a weight format: the adapter is part of the matrix then");
+    match lora.or(both).or_else(|| config_problem(config)) {
+        Some(problem) => Err(ModelError::input(format!("training configuration: {problem}"))),
+        None => Ok(()),
+    }
+}
+
+fn positive(v: f32) -> bool {
+    v.is_finite() && v > 0.0
+}
+
+fn lora_problem(lora: &LoraConfig) -> Option<&'static str> {
     let mut targets = lora.targets.clone();
     targets.sort_unstable();
     targets.dedup();
-    let positive = |v: f32| v.is_finite() && v > 0.0;
-    let problem = if lora.rank == 0 || !positive(lora.alpha) {
-        "rank and alpha must be above 0"
+    if lora.rank == 0 || !positive(lora.alpha) {
+        Some("rank and alpha must be above 0")
     } else if targets.is_empty() || targets.len() != lora.targets.len() {
-        "targets must be given, each once"
+        Some("targets must be given, each once")
     } else if !(0.0..1.0).contains(&lora.dropout) {
-        "dropout must be in 0..1"
-    } else if config.batch == 0 || config.steps == 0 {
-        "steps and batch must be at least 1"
-    } else if !positive(config.learning_rate) || !positive(config.epsilon) || config.weight_decay < 0.0 {
-        "learning_rate and epsilon must be above 0, weight_decay not below"
-    } else if ![config.beta1, config.beta2].iter().all(|b| (0.0..1.0).contains(b)) {
-        "beta1 and beta2 must be in 0..1"
-    } else if config.clip_norm.is_some_and(|c| !positive(c)) {
-        "clip_norm must be above 0"
+        Some("dropout must be in 0..1")
     } else {
-        return Ok(());
-    };
-    Err(ModelError::input(format!("training configuration: {problem}")))
+        None
+    }
+}
+
+fn config_problem(config: &TrainConfig) -> Option<&'static str> {
+    if config.batch == 0 || config.steps == 0 {
+        Some("steps and batch must be at least 1")
+    } else if !positive(config.learning_rate) || !positive(config.epsilon) || config.weight_decay < 0.0 {
+        Some("learning_rate and epsilon must be above 0, weight_decay not below")
+    } else if ![config.beta1, config.beta2].iter().all(|b| (0.0..1.0).contains(b)) {
+        Some("beta1 and beta2 must be in 0..1")
+    } else if config.clip_norm.is_some_and(|c| !positive(c)) {
+        Some("clip_norm must be above 0")
+    } else {
+        None
+    }
 }

@@ -1,6 +1,6 @@
 //! Gradients of the loss at every frozen matrix, for sensitivity: nothing is trained.
 
-use super::{LoraConfig, Sample, params::Params, pass};
+use super::{Sample, effective::Effective, params::Params, pass};
 use crate::linalg::{Operand, dot, gemm};
 use crate::model::{Decoder, ModelError, Target};
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow};
@@ -33,8 +33,7 @@ pub fn matrix_gradients(
     texts: &[Vec<u32>],
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Vec<MatrixGradient>, ModelError> {
-    let lora = LoraConfig { targets: Vec::new(), ..LoraConfig::default() };
-    let params = Params::new(decoder.config(), &lora, 0);
+    let params = Params::none(&decoder.weights);
     let mut sums: BTreeMap<Option<(usize, Target)>, Sums> = BTreeMap::new();
     for (i, text) in texts.iter().enumerate() {
         decoder.check_tokens(text, &format!("text {i}"))?;
@@ -65,7 +64,7 @@ fn one_text(
     text: &[u32],
     sums: &mut BTreeMap<Option<(usize, Target)>, Sums>,
 ) -> f64 {
-    let sample = Sample { tokens: text.to_vec(), answer_from: 1 };
+    let sample = Sample::new(text.to_vec(), 1);
     // The output matrix is seen in parts; a part's share of the norm leaves out products between parts.
     let mut see = |matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize| {
         let c = decoder.config();
@@ -80,7 +79,8 @@ fn one_text(
         s.norm2 += product_norm2(x, inputs, dy, outputs, stride, m);
     };
     let observer: RefCell<&mut pass::Observer<'_>> = RefCell::new(&mut see);
-    let pass = pass::Pass { weights: &decoder.weights, params, dropout: 0.0, noise: [0; 3], observer: Some(&observer) };
+    let effective = Effective::default();
+    let pass = pass::Pass { observer: Some(&observer), ..pass::Pass::plain(&decoder.weights, params, &effective) };
     pass.run(&[&sample], 1.0, &mut [])
 }
 
@@ -101,8 +101,7 @@ mod tests {
 
     fn loss(file: &crate::gguf::Gguf, text: &[u32]) -> f64 {
         let d = Decoder::load_with(file, Storage::F32).unwrap();
-        let lora = LoraConfig { targets: Vec::new(), ..LoraConfig::default() };
-        one_text(&d, &Params::new(d.config(), &lora, 0), text, &mut BTreeMap::new())
+        one_text(&d, &Params::none(&d.weights), text, &mut BTreeMap::new())
     }
 
     /// The norm is the root of the squared slopes along all weights.

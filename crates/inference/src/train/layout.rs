@@ -8,7 +8,7 @@ pub(super) struct Layout {
     pub tokens: Vec<u32>,
     /// Position of each row in its text.
     pub positions: Vec<usize>,
-    /// What the loss counts.
+    /// What the loss counts; nothing with weight 0.
     pub predictions: Vec<Prediction>,
 }
 
@@ -23,7 +23,13 @@ impl Layout {
             let before = layout.tokens.len() - shared; // row of a token of the text: its position and this
             layout.push(shared, sample, shared..sample.tokens.len());
             let answer = sample.answer_from..sample.tokens.len();
-            layout.predictions.extend(answer.map(|i| Prediction { row: before + i - 1, token: sample.tokens[i] }));
+            layout.predictions.extend(
+                answer.enumerate().filter(|(n, _)| sample.weight(*n) > 0.0).map(|(n, i)| Prediction {
+                    row: before + i - 1,
+                    token: sample.tokens[i],
+                    weight: sample.weight(n),
+                }),
+            );
         }
         layout
     }
@@ -58,7 +64,7 @@ mod tests {
     use super::*;
 
     fn sample(tokens: &[u32], answer_from: usize) -> Sample {
-        Sample { tokens: tokens.to_vec(), answer_from }
+        Sample::new(tokens.to_vec(), answer_from)
     }
 
     #[test]

@@ -1,62 +1,78 @@
-//! The trainable values: all adapter matrices in one vector.
+//! The trainable values, all in one vector: adapter factors, or whole tensors of the decoder.
 
-use super::LoraConfig;
-use crate::linalg::{Operand, gemm};
-use crate::model::{ModelConfig, Target};
+use super::{Trainable, dense::Part, lora::Slot};
+use crate::linalg::{Operand, gemm_columns, rms_norm_weight_backward};
+use crate::model::{Target, Weights};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 /// Random streams below this number belong to start values, one per matrix.
 pub(super) const STREAMS: u64 = 1 << 32;
-
-/// Where one adapted matrix's factors are.
-#[derive(Debug, Clone)]
-pub(super) struct Slot {
-    pub layer: usize,
-    pub target: Target,
-    pub inputs: usize,
-    pub outputs: usize,
-    /// `rank × inputs`.
-    a: Range<usize>,
-    /// `B` transposed: `rank × outputs`, so that both factors are read row by row.
-    b: Range<usize>,
-}
 
 #[derive(Debug)]
 pub(super) struct Params {
     slots: Vec<Slot>,
     /// `[layer][target]` → index into `slots`.
     index: Vec<[Option<usize>; Target::ALL.len()]>,
+    parts: BTreeMap<Part, Range<usize>>,
     values: Vec<f32>,
     pub rank: usize,
-    /// Factor of the whole change.
+    /// Factor of an adapter's whole change.
     pub scale: f32,
 }
 
 impl Params {
-    /// `A` is uniform in ±1/sqrt(inputs) and `B` zero, the start values of PEFT: the first step is the base model.
-    pub fn new(config: &ModelConfig, lora: &LoraConfig, seed: u64) -> Self {
-        let rank = lora.rank;
-        let mut slots = Vec::new();
-        let mut index = vec![[None; Target::ALL.len()]; config.layers];
-        let mut values = Vec::new();
-        for (layer, row) in index.iter_mut().enumerate() {
-            for target in Target::ALL.into_iter().filter(|t| lora.targets.contains(t)) {
-                let (outputs, inputs) = target.shape(config);
-                let start = values.len();
+    /// Nothing to train.
+    pub fn none(w: &Weights) -> Self {
+        let index = vec![[None; Target::ALL.len()]; w.config.layers];
+        Self { slots: Vec::new(), index, parts: BTreeMap::new(), values: Vec::new(), rank: 0, scale: 0.0 }
+    }
+
+    /// Start values: of adapters, `A` is uniform in ±1/sqrt(inputs) and `B` zero as in PEFT, so that the first step is
+    /// the base model; of whole tensors, what the decoder has.
+    pub fn new(w: &Weights, trainable: &Trainable, seed: u64) -> Self {
+        let mut this = Self::none(w);
+        let norms = match trainable {
+            Trainable::Lora(lora) => {
+                let divisor = if lora.rank_stabilized { (lora.rank as f32).sqrt() } else { lora.rank as f32 };
+                (this.rank, this.scale) = (lora.rank, lora.alpha / divisor);
+                this.add_slots(w, &lora.targets, seed);
+                return this;
+            }
+            Trainable::Norms => true,
+            Trainable::Full => false,
+        };
+        for part in Part::of(w, norms) {
+            let start = this.values.len();
+            this.values.extend(part.values(w));
+            this.parts.insert(part, start..this.values.len());
+        }
+        this
+    }
+
+    fn add_slots(&mut self, w: &Weights, targets: &[Target], seed: u64) {
+        for (layer, row) in self.index.iter_mut().enumerate() {
+            for target in Target::ALL.into_iter().filter(|t| targets.contains(t)) {
+                let (outputs, inputs) = target.shape(&w.config);
+                let start = self.values.len();
                 let mut rng = ChaCha8Rng::seed_from_u64(seed);
-                rng.set_stream(slots.len() as u64);
+                rng.set_stream(self.slots.len() as u64);
                 let bound = 1.0 / (inputs as f32).sqrt();
-                values.extend((0..rank * inputs).map(|_| (rng.random::<f32>() * 2.0 - 1.0) * bound));
-                let middle = values.len();
-                values.resize(middle + rank * outputs, 0.0);
-                row[target as usize] = Some(slots.len());
-                slots.push(Slot { layer, target, inputs, outputs, a: start..middle, b: middle..values.len() });
+                self.values.extend((0..self.rank * inputs).map(|_| (rng.random::<f32>() * 2.0 - 1.0) * bound));
+                let middle = self.values.len();
+                self.values.resize(middle + self.rank * outputs, 0.0);
+                row[target as usize] = Some(self.slots.len());
+                self.slots.push(Slot {
+                    layer,
+                    target,
+                    inputs,
+                    outputs,
+                    a: start..middle,
+                    b: middle..self.values.len(),
+                });
             }
         }
-        let divisor = if lora.rank_stabilized { (rank as f32).sqrt() } else { rank as f32 };
-        Self { slots, index, values, rank, scale: lora.alpha / divisor }
     }
 
     pub fn len(&self) -> usize {
@@ -74,76 +90,56 @@ impl Params {
     pub fn slot(&self, layer: usize, target: Target) -> Option<&Slot> {
         self.index[layer][target as usize].map(|i| &self.slots[i])
     }
-    /// `(A, Bᵀ)`.
-    pub fn pair(&self, slot: &Slot) -> (&[f32], &[f32]) {
-        (&self.values[slot.a.clone()], &self.values[slot.b.clone()])
+    /// Where a tensor's values are, if it is trained.
+    pub fn part(&self, part: Part) -> Option<Range<usize>> {
+        self.parts.get(&part).cloned()
     }
+    pub fn parts(&self) -> impl Iterator<Item = (Part, &[f32])> {
+        self.parts.iter().map(|(part, range)| (*part, &self.values[range.clone()]))
+    }
+    /// The trained values of a vector, else the `frozen` ones.
+    pub fn vector<'a>(&'a self, part: Part, frozen: &'a [f32]) -> &'a [f32] {
+        self.part(part).map_or(frozen, |range| &self.values[range])
+    }
+
+    /// What weight decay applies to.
+    pub fn decayed(&self) -> Vec<Range<usize>> {
+        if self.parts.is_empty() {
+            return std::iter::once(0..self.values.len()).collect();
+        }
+        self.parts.iter().filter(|(part, _)| part.decays()).map(|(_, range)| range.clone()).collect()
+    }
+
     /// Name of the first tensor whose gradient is not finite.
     pub fn not_finite(&self, grads: &[f32]) -> Option<String> {
         let bad = |range: &Range<usize>| !grads[range.clone()].iter().all(|g| g.is_finite());
-        self.slots.iter().find_map(|s| {
-            let part = if bad(&s.a) {
-                "lora_a"
-            } else if bad(&s.b) {
-                "lora_b"
-            } else {
-                return None;
-            };
+        let factor = self.slots.iter().find_map(|s| {
+            let part = [("lora_a", &s.a), ("lora_b", &s.b)].into_iter().find(|(_, range)| bad(range))?.0;
             Some(format!("{}.{part}", s.target.tensor(s.layer)))
-        })
+        });
+        factor.or_else(|| self.parts.iter().find(|(_, range)| bad(range)).map(|(part, _)| part.name()))
     }
 
-    /// `y[.., at..] += scale · (x · Aᵀ) · Bᵀ`.
-    pub fn forward(&self, slot: &Slot, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
-        let (a, b) = self.pair(slot);
-        let mut u = self.project(a, slot, x, m);
-        u.iter_mut().for_each(|u| *u *= self.scale);
-        gemm(m, slot.outputs, self.rank, &u, self.rank, Operand::rows(b, slot.outputs), y, stride, true);
+    /// Adds the gradient of a whole matrix, `dyᵀ · x` over `m` rows.
+    #[allow(clippy::too_many_arguments, reason = "two matrices, their sizes, the result")]
+    pub fn matrix_gradient(&self, part: Part, x: &[f32], m: usize, dy: &[f32], stride: usize, grads: &mut [f32]) {
+        let Some(range) = self.part(part) else { return };
+        let inputs = x.len() / m.max(1);
+        let outputs = range.len() / inputs.max(1);
+        gemm_columns(outputs, inputs, m, dy, stride, Operand::rows(x, inputs), &mut grads[range], inputs, true);
     }
 
-    /// `x · Aᵀ`, `m × rank`.
-    fn project(&self, a: &[f32], slot: &Slot, x: &[f32], m: usize) -> Vec<f32> {
-        let (rank, inputs) = (self.rank, slot.inputs);
-        let mut u = vec![0.0; m * rank];
-        gemm(m, rank, inputs, x, inputs, Operand::transposed(a, inputs), &mut u, rank, false);
-        u
-    }
-
-    /// Gradients of [`Params::forward`]: adds to `grads`, and `dx += dU · A` unless `dx` is not wanted.
-    /// `dy` has `stride` values per row and starts at the slot's first column.
-    #[allow(clippy::too_many_arguments, reason = "two matrices, their sizes, two results")]
-    pub fn backward(
+    /// Adds the gradient of a norm's weights: rows one after the other, so that every run gives the same bits.
+    pub fn norm_gradient<'a>(
         &self,
-        slot: &Slot,
-        x: &[f32],
-        m: usize,
-        dy: &[f32],
-        stride: usize,
+        part: Part,
+        eps: f32,
+        rows: impl Iterator<Item = (&'a [f32], &'a [f32])>,
         grads: &mut [f32],
-        dx: Option<&mut [f32]>,
     ) {
-        let (a, b) = self.pair(slot);
-        let (rank, inputs, outputs) = (self.rank, slot.inputs, slot.outputs);
-        let u = self.columns(&self.project(a, slot, x, m), m);
-        gemm(rank, outputs, m, &u, m, Operand::rows(dy, stride), &mut grads[slot.b.clone()], outputs, true);
-        let mut du = vec![0.0; m * rank];
-        gemm(m, rank, outputs, dy, stride, Operand::transposed(b, outputs), &mut du, rank, false);
-        let columns = self.columns(&du, m);
-        gemm(rank, inputs, m, &columns, m, Operand::rows(x, inputs), &mut grads[slot.a.clone()], inputs, true);
-        if let Some(dx) = dx {
-            du.iter_mut().for_each(|d| *d *= self.scale);
-            gemm(m, inputs, rank, &du, rank, Operand::rows(a, inputs), dx, inputs, true);
+        let Some(range) = self.part(part) else { return };
+        for (x, dy) in rows {
+            rms_norm_weight_backward(x, eps, dy, &mut grads[range.clone()]);
         }
-    }
-
-    /// `m × rank` → `rank × m`, times the scale.
-    fn columns(&self, rows: &[f32], m: usize) -> Vec<f32> {
-        let mut out = vec![0.0; rows.len()];
-        for (i, row) in rows.chunks_exact(self.rank).enumerate() {
-            for (j, v) in row.iter().enumerate() {
-                out[j * m + i] = v * self.scale;
-            }
-        }
-        out
     }
 }

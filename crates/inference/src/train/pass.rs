@@ -1,8 +1,18 @@
 //! One forward and backward pass over packed samples.
 
-use super::{Sample, attention, layout::Layout, loss::cross_entropy, params::Params};
+use super::{
+    Sample, attention,
+    dense::{Part, Stack},
+    distill::Teacher,
+    effective::Effective,
+    layout::Layout,
+    loss::Taught,
+    params::Params,
+};
 use crate::linalg::{rms_norm_backward, swiglu_backward};
-use crate::model::{Block, RopeTable, Target, Weights, add_bias, each_row, norm_heads, norm_rows, swiglu_rows};
+use crate::model::{
+    Block, HeadNorms, RopeTable, Target, Weights, add_bias, each_row, norm_heads, norm_rows, swiglu_rows,
+};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::{borrow::Cow, cell::RefCell};
@@ -10,10 +20,16 @@ use std::{borrow::Cow, cell::RefCell};
 /// What a pass works with.
 pub(super) struct Pass<'a> {
     pub weights: &'a Weights,
+    pub effective: &'a Effective,
     pub params: &'a Params,
     pub dropout: f32,
     /// Seed, step and number of the pass: what dropout depends on.
     pub noise: [u64; 3],
+    /// Adapters are inside the effective matrices.
+    pub merged: bool,
+    /// Keep the input of each block only.
+    pub recompute: bool,
+    pub teacher: Option<&'a Teacher>,
     /// Sees inputs and output gradients of the frozen matrices.
     pub observer: Option<&'a RefCell<&'a mut Observer<'a>>>,
 }
@@ -43,64 +59,127 @@ struct Rows {
     table: RopeTable,
 }
 
+/// What is kept of a block until the backward pass comes back to it.
+enum Kept {
+    All(Saved),
+    Input(Vec<f32>),
+}
+
+impl<'a> Pass<'a> {
+    /// Without dropout, teacher or observer.
+    pub fn plain(weights: &'a Weights, params: &'a Params, effective: &'a Effective) -> Self {
+        Self {
+            weights,
+            effective,
+            params,
+            dropout: 0.0,
+            noise: [0; 3],
+            merged: false,
+            recompute: false,
+            teacher: None,
+            observer: None,
+        }
+    }
+}
+
 impl Pass<'_> {
     /// Adds the gradient of `scale · sum of losses` to `grads`; returns the sum of losses.
     pub fn run(&self, samples: &[&Sample], scale: f32, grads: &mut [f32]) -> f64 {
         let c = &self.weights.config;
         let layout = Layout::new(samples);
-        let longest = samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-        let rows = Rows { spans: layout.spans, positions: layout.positions, table: self.weights.rope.table(longest) };
-        let mut x = vec![0.0; layout.tokens.len() * c.width];
-        for (token, row) in layout.tokens.iter().zip(x.chunks_exact_mut(c.width)) {
-            self.weights.embedding.row(*token as usize, row);
-        }
-        let mut saved = Vec::with_capacity(c.layers);
-        for (layer, block) in self.weights.blocks.iter().enumerate() {
-            let (next, keep) = self.block(layer, block, &rows, x);
-            saved.push(keep);
-            x = next;
-        }
+        let rows = self.rows(&layout);
+        let mut kept = Vec::with_capacity(c.layers);
+        let x = self.blocks(&layout, &rows, |keep| kept.push(keep));
         let mut dx = vec![0.0; x.len()];
-        let loss = cross_entropy(self.weights, &x, &layout.predictions, scale, &mut dx, &mut |normed, m, dlogits| {
-            self.observe(None, normed, m, dlogits, c.vocab);
-        });
+        let taught = self.taught(&layout);
+        let loss = self.losses(&x, &layout.predictions, taught.as_ref(), scale, Some((&mut dx[..], &mut *grads)));
         for (layer, block) in self.weights.blocks.iter().enumerate().rev() {
-            if let Some(keep) = saved.pop() {
-                self.block_backward(layer, block, &rows, keep, &mut dx, grads);
+            let keep = match kept.pop() {
+                Some(Kept::All(saved)) => saved,
+                Some(Kept::Input(x)) => self.block(layer, block, &rows, x).1,
+                None => continue,
+            };
+            self.block_backward(layer, block, &rows, keep, &mut dx, grads);
+        }
+        if let Some(range) = self.params.part(Part::Embedding) {
+            let all = &mut grads[range];
+            for (token, dx) in layout.tokens.iter().zip(dx.chunks_exact(c.width)) {
+                crate::linalg::add(&mut all[*token as usize * c.width..][..c.width], dx);
             }
         }
         loss
+    }
+
+    /// The sum of losses alone.
+    pub fn measure(&self, samples: &[&Sample]) -> f64 {
+        let layout = Layout::new(samples);
+        let x = self.blocks(&layout, &self.rows(&layout), |_| ());
+        self.losses(&x, &layout.predictions, self.taught(&layout).as_ref(), 1.0, None)
+    }
+
+    fn rows(&self, layout: &Layout) -> Rows {
+        let longest = layout.positions.iter().max().map_or(0, |p| p + 1);
+        let (spans, positions) = (layout.spans.clone(), layout.positions.clone());
+        Rows { spans, positions, table: self.weights.rope.table(longest) }
+    }
+
+    /// The residual stream after the last block.
+    fn blocks(&self, layout: &Layout, rows: &Rows, mut keep: impl FnMut(Kept)) -> Vec<f32> {
+        let width = self.weights.config.width;
+        let mut x = vec![0.0; layout.tokens.len() * width];
+        let embedding = self.effective.embedding(self.weights);
+        for (token, row) in layout.tokens.iter().zip(x.chunks_exact_mut(width)) {
+            embedding.row(*token as usize, row);
+        }
+        for (layer, block) in self.weights.blocks.iter().enumerate() {
+            let input = self.recompute.then(|| x.clone());
+            let (next, saved) = self.block(layer, block, rows, x);
+            keep(input.map_or(Kept::All(saved), Kept::Input));
+            x = next;
+        }
+        x
+    }
+
+    /// What the teacher makes of the rows.
+    fn taught(&self, layout: &Layout) -> Option<Taught<'_>> {
+        let teacher = self.teacher?;
+        let weights = &*teacher.decoder.weights;
+        let (params, effective) = (&Params::none(weights), &Effective::default());
+        let pass = Pass::plain(weights, params, effective);
+        let x = pass.blocks(layout, &pass.rows(layout), |_| ());
+        Some(Taught { weights, x, how: teacher.how })
     }
 
     fn block(&self, layer: usize, block: &Block, rows: &Rows, x: Vec<f32>) -> (Vec<f32>, Saved) {
         let c = &self.weights.config;
         let m = rows.positions.len();
         let mut normed = vec![0.0; m * c.width];
-        norm_rows(&x, &block.attn_norm, c.rms_eps, &mut normed);
+        norm_rows(&x, self.attn_norm(layer, block), c.rms_eps, &mut normed);
         let mut qkv = vec![0.0; m * c.qkv_width()];
-        block.qkv.forward(&normed, m, &mut qkv, false);
+        self.effective.site(layer, Stack::Qkv, block).forward(&normed, m, &mut qkv, false);
         for (target, at) in self.qkv_columns() {
             self.adapt(layer, target, &normed, m, &mut qkv[at..], c.qkv_width());
         }
-        add_bias(&mut qkv, block.qkv_bias.as_deref());
+        let bias = block.qkv_bias.as_deref().map(|b| self.params.vector(Part::QkvBias(layer), b));
+        add_bias(&mut qkv, bias);
         let plain_qkv = block.head_norms.as_ref().map(|_| qkv.clone());
-        norm_heads(c, block.head_norms.as_ref(), &mut qkv);
+        norm_heads(c, self.head_norms(layer, block).as_ref(), &mut qkv);
         self.rotate(rows, &mut qkv, false);
         let mut heads = vec![0.0; m * c.q_width()];
         attention::forward(c, &rows.spans, &qkv, &mut heads);
         let mut mid = x.clone();
-        block.out.forward(&heads, m, &mut mid, true);
+        self.effective.site(layer, Stack::Out, block).forward(&heads, m, &mut mid, true);
         self.adapt(layer, Target::O, &heads, m, &mut mid, c.width);
 
-        norm_rows(&mid, &block.ffn_norm, c.rms_eps, &mut normed);
+        norm_rows(&mid, self.ffn_norm(layer, block), c.rms_eps, &mut normed);
         let mut gate_up = vec![0.0; m * 2 * c.ffn];
-        block.gate_up.forward(&normed, m, &mut gate_up, false);
+        self.effective.site(layer, Stack::GateUp, block).forward(&normed, m, &mut gate_up, false);
         self.adapt(layer, Target::Gate, &normed, m, &mut gate_up, 2 * c.ffn);
         self.adapt(layer, Target::Up, &normed, m, &mut gate_up[c.ffn..], 2 * c.ffn);
         let mut act = vec![0.0; m * c.ffn];
         swiglu_rows(&gate_up, c.ffn, &mut act);
         let mut out = mid.clone();
-        block.down.forward(&act, m, &mut out, true);
+        self.effective.site(layer, Stack::Down, block).forward(&act, m, &mut out, true);
         self.adapt(layer, Target::Down, &act, m, &mut out, c.width);
         (out, Saved { x, plain_qkv, qkv, heads, mid, gate_up })
     }
@@ -111,23 +190,27 @@ impl Pass<'_> {
         let c = &self.weights.config;
         let m = rows.positions.len();
         let mut dheads = vec![0.0; m * c.q_width()];
-        block.out.backward(dx, m, &mut dheads, false);
+        self.effective.site(layer, Stack::Out, block).backward(dx, m, &mut dheads, false);
         self.adapt_backward(layer, Target::O, &keep.heads, m, dx, c.width, grads, Some(&mut dheads));
         let mut dqkv = vec![0.0; m * c.qkv_width()];
         attention::backward(c, &rows.spans, &keep.qkv, &dheads, &mut dqkv);
         self.rotate(rows, &mut dqkv, true);
-        self.head_norms_backward(block, keep.plain_qkv.as_deref(), &mut dqkv);
+        self.head_norms_backward(layer, block, keep.plain_qkv.as_deref(), &mut dqkv, grads);
+        if let Some(range) = self.params.part(Part::QkvBias(layer)) {
+            dqkv.chunks_exact(c.qkv_width()).for_each(|row| crate::linalg::add(&mut grads[range.clone()], row));
+        }
         let mut normed = vec![0.0; m * c.width];
-        norm_rows(&keep.x, &block.attn_norm, c.rms_eps, &mut normed);
-        // Below the first block there is nothing to train.
-        let mut dnormed = (layer > 0).then(|| vec![0.0; m * c.width]);
+        norm_rows(&keep.x, self.attn_norm(layer, block), c.rms_eps, &mut normed);
+        // Below the matrices of the first block there often is nothing to train.
+        let more = layer > 0 || self.params.part(Part::AttnNorm(0)).is_some();
+        let mut dnormed = more.then(|| vec![0.0; m * c.width]);
         for (target, at) in self.qkv_columns() {
             let (dy, into) = (&dqkv[at..], dnormed.as_deref_mut());
             self.adapt_backward(layer, target, &normed, m, dy, c.qkv_width(), grads, into);
         }
         if let Some(mut dnormed) = dnormed {
-            block.qkv.backward(&dqkv, m, &mut dnormed, true);
-            self.norm_backward(&keep.x, &block.attn_norm, &dnormed, dx);
+            self.effective.site(layer, Stack::Qkv, block).backward(&dqkv, m, &mut dnormed, true);
+            self.norm_backward(Part::AttnNorm(layer), &keep.x, &block.attn_norm, &dnormed, dx, grads);
         }
     }
 
@@ -135,7 +218,7 @@ impl Pass<'_> {
         let c = &self.weights.config;
         let m = dx.len() / c.width;
         let mut dact = vec![0.0; m * c.ffn];
-        block.down.backward(dx, m, &mut dact, false);
+        self.effective.site(layer, Stack::Down, block).backward(dx, m, &mut dact, false);
         if self.wants(layer, Target::Down) {
             let mut act = vec![0.0; m * c.ffn];
             swiglu_rows(&keep.gate_up, c.ffn, &mut act);
@@ -148,30 +231,46 @@ impl Pass<'_> {
             swiglu_backward(gate, up, &dact[i * c.ffn..][..c.ffn], dgate, dup);
         });
         let mut dnormed = vec![0.0; m * c.width];
-        block.gate_up.backward(&dgate_up, m, &mut dnormed, false);
+        self.effective.site(layer, Stack::GateUp, block).backward(&dgate_up, m, &mut dnormed, false);
         if [Target::Gate, Target::Up].iter().any(|t| self.wants(layer, *t)) {
             let mut normed = vec![0.0; m * c.width];
-            norm_rows(&keep.mid, &block.ffn_norm, c.rms_eps, &mut normed);
+            norm_rows(&keep.mid, self.ffn_norm(layer, block), c.rms_eps, &mut normed);
             for (target, at) in [(Target::Gate, 0), (Target::Up, c.ffn)] {
                 let dy = &dgate_up[at..];
                 self.adapt_backward(layer, target, &normed, m, dy, 2 * c.ffn, grads, Some(&mut dnormed));
             }
         }
-        self.norm_backward(&keep.mid, &block.ffn_norm, &dnormed, dx);
+        self.norm_backward(Part::FfnNorm(layer), &keep.mid, &block.ffn_norm, &dnormed, dx, grads);
     }
 
-    fn norm_backward(&self, x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32]) {
-        let (width, eps) = (weight.len(), self.weights.config.rms_eps);
+    /// Gradients of a norm over whole rows; `frozen` are its weights where they are not trained.
+    fn norm_backward(&self, part: Part, x: &[f32], frozen: &[f32], dy: &[f32], dx: &mut [f32], grads: &mut [f32]) {
+        let (width, eps) = (frozen.len(), self.weights.config.rms_eps);
+        let weight = self.params.vector(part, frozen);
+        self.params.norm_gradient(part, eps, x.chunks_exact(width).zip(dy.chunks_exact(width)), grads);
         each_row(dx, width, |i, dx| {
             rms_norm_backward(&x[i * width..][..width], weight, eps, &dy[i * width..][..width], dx);
         });
     }
 
     /// Turns the gradient of the normed heads in `dqkv` into that of the heads before.
-    fn head_norms_backward(&self, block: &Block, plain_qkv: Option<&[f32]>, dqkv: &mut [f32]) {
-        let (Some(norms), Some(plain)) = (&block.head_norms, plain_qkv) else { return };
+    fn head_norms_backward(
+        &self,
+        layer: usize,
+        block: &Block,
+        plain_qkv: Option<&[f32]>,
+        dqkv: &mut [f32],
+        grads: &mut [f32],
+    ) {
+        let (Some(norms), Some(plain)) = (self.head_norms(layer, block), plain_qkv) else { return };
         let c = &self.weights.config;
         let (width, d) = (c.qkv_width(), c.head_dim);
+        for (part, heads) in [(Part::QNorm(layer), 0..c.heads), (Part::KNorm(layer), c.heads..c.heads + c.kv_heads)] {
+            let of = |row: usize, head: usize| row * width + head * d..row * width + (head + 1) * d;
+            let rows = (0..dqkv.len() / width).flat_map(|row| heads.clone().map(move |head| of(row, head)));
+            let pairs = rows.map(|at| (&plain[at.clone()], &dqkv[at]));
+            self.params.norm_gradient(part, c.rms_eps, pairs, grads);
+        }
         each_row(dqkv, width, |i, row| {
             let mut dy = vec![0.0; d];
             for (head, dx) in row.chunks_exact_mut(d).take(c.heads + c.kv_heads).enumerate() {
@@ -181,6 +280,18 @@ impl Pass<'_> {
                 rms_norm_backward(x, norms.of(c, head), c.rms_eps, &dy, dx);
             }
         });
+    }
+
+    fn attn_norm<'w>(&'w self, layer: usize, block: &'w Block) -> &'w [f32] {
+        self.params.vector(Part::AttnNorm(layer), &block.attn_norm)
+    }
+    fn ffn_norm<'w>(&'w self, layer: usize, block: &'w Block) -> &'w [f32] {
+        self.params.vector(Part::FfnNorm(layer), &block.ffn_norm)
+    }
+    fn head_norms(&self, layer: usize, block: &Block) -> Option<HeadNorms> {
+        let norms = block.head_norms.as_ref()?;
+        let (q, k) = (Part::QNorm(layer), Part::KNorm(layer));
+        Some(HeadNorms { q: self.params.vector(q, &norms.q).into(), k: self.params.vector(k, &norms.k).into() })
     }
 
     /// First columns of q, k and v.
@@ -198,17 +309,19 @@ impl Pass<'_> {
 
     /// Whether the input of a matrix is needed in the backward pass.
     fn wants(&self, layer: usize, target: Target) -> bool {
-        self.observer.is_some() || self.params.slot(layer, target).is_some()
+        self.observer.is_some()
+            || self.params.slot(layer, target).is_some()
+            || self.params.part(Part::Matrix(layer, target)).is_some()
     }
 
-    fn observe(&self, matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize) {
+    pub(super) fn observe(&self, matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize) {
         if let Some(observer) = self.observer {
             (observer.borrow_mut())(matrix, x, m, dy, stride);
         }
     }
 
     fn adapt(&self, layer: usize, target: Target, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
-        if let Some(slot) = self.params.slot(layer, target) {
+        if let Some(slot) = self.params.slot(layer, target).filter(|_| !self.merged) {
             let x = self.dropped(layer, target, x);
             self.params.forward(slot, &x, m, y, stride);
         }
@@ -227,10 +340,12 @@ impl Pass<'_> {
         dx: Option<&mut [f32]>,
     ) {
         self.observe(Some((layer, target)), x, m, dy, stride);
+        self.params.matrix_gradient(Part::Matrix(layer, target), x, m, dy, stride, grads);
         let Some(slot) = self.params.slot(layer, target) else {
             return;
         };
         let dropped = self.dropped(layer, target, x);
+        let dx = dx.filter(|_| !self.merged); // then it comes from the matrix itself
         match (dx, self.dropout > 0.0) {
             (Some(dx), true) => {
                 let mut part = vec![0.0; m * slot.inputs];

@@ -1,26 +1,42 @@
 //! Saved training states: versioned, bound to one run, checked as a whole before anything is used.
 
-use super::{LoraConfig, Sample, TrainConfig, optimizer::Adam};
+use super::{Distillation, Sample, TrainConfig, Trainable, optimizer::Adam};
 use crate::model::{Decoder, ModelError};
 use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8; 8] = b"FLYWLORA";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version, fingerprint, step, number of values.
 const HEAD: usize = 8 + 4 + 32 + 8 + 8;
 const DIGEST: usize = 32;
 
 /// Digest of what decides a run's result.
-pub(super) fn fingerprint(decoder: &Decoder, lora: &LoraConfig, config: &TrainConfig, samples: &[Sample]) -> [u8; 32] {
+pub(super) fn fingerprint(
+    decoder: &Decoder,
+    trainable: &Trainable,
+    config: &TrainConfig,
+    samples: &[Sample],
+) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(decoder.base_digest());
     // Debug text of plain numbers: complete and stable within a version of the format.
-    hash.update(format!("{VERSION} {lora:?} {config:?}"));
+    hash.update(format!("{VERSION} {trainable:?} {config:?}"));
     for sample in samples {
         hash.update((sample.tokens.len() as u64).to_le_bytes());
         hash.update((sample.answer_from as u64).to_le_bytes());
         sample.tokens.iter().for_each(|t| hash.update(t.to_le_bytes()));
+        hash.update((sample.weights.len() as u64).to_le_bytes());
+        sample.weights.iter().for_each(|w| hash.update(w.to_le_bytes()));
     }
+    hash.finalize().into()
+}
+
+/// The digest of the same run with a teacher.
+pub(super) fn with_teacher(fingerprint: &[u8; 32], teacher: &Decoder, how: Distillation) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(fingerprint);
+    hash.update(teacher.base_digest());
+    hash.update(format!("{how:?}"));
     hash.finalize().into()
 }
 
@@ -57,7 +73,7 @@ pub(super) fn decode(bytes: &[u8], fingerprint: &[u8; 32], len: usize) -> Result
     let step = u64::from_le_bytes(array(&body[44..52])) as usize;
     let count = u64::from_le_bytes(array(&body[52..60]));
     if count != len as u64 || body.len() != HEAD + len * 12 {
-        return Err(ModelError::state(format!("it has {count} values, the adapter has {len}")));
+        return Err(ModelError::state(format!("it has {count} values, this run has {len}")));
     }
     let mut floats = body[HEAD..].chunks_exact(4).map(|b| f32::from_le_bytes(array(b)));
     let mut take = || floats.by_ref().take(len).collect::<Vec<f32>>();

@@ -16,7 +16,7 @@ fn samples() -> Vec<Sample> {
         .map(|(i, (len, from))| {
             let mut tokens = some_tokens(*len, i as u32 + 1);
             tokens[..3].copy_from_slice(&[5, 9, 2]);
-            Sample { tokens, answer_from: *from }
+            Sample::new(tokens, *from)
         })
         .collect()
 }
@@ -32,55 +32,203 @@ fn config() -> TrainConfig {
 /// Loss (sum of nats) of all samples in f64-summed passes, and optionally the gradient.
 fn loss(trainer: &Trainer, grads: &mut [f32]) -> f64 {
     let texts: Vec<&Sample> = trainer.samples.iter().collect();
-    let pass = pass::Pass {
-        weights: &trainer.decoder.weights,
-        params: &trainer.params,
-        dropout: trainer.lora.dropout,
-        noise: [1, 2, 3],
-        observer: None,
-    };
+    let (dropout, teacher) = (trainer.trainable.dropout(), trainer.teacher.as_ref());
+    let pass = pass::Pass { dropout, noise: [1, 2, 3], ..trainer.pass(teacher) };
     pass.run(&texts, 1.0, grads)
 }
 
-fn gradient_check(arch: Arch, lora: LoraConfig) {
-    let mut t = Trainer::new(&decoder(arch), lora, config(), samples()).unwrap();
+/// Compares the gradient of every tensor with slopes at some of its values.
+fn gradient_check(arch: Arch, trainable: impl Into<Trainable>, tensors: usize) {
+    slopes(Trainer::new(&decoder(arch), trainable, config(), samples()).unwrap(), tensors);
+}
+
+fn slopes(mut t: Trainer, tensors: usize) {
     // B starts at zero, which would hide the gradient of A.
-    let noise = crate::model::tests::noise(t.params.len(), 5, 0.2);
-    t.params.values_mut().iter_mut().zip(&noise).for_each(|(v, n)| *v += n);
+    if t.adapter().is_ok() {
+        let noise = crate::model::tests::noise(t.params.len(), 5, 0.2);
+        t.params.values_mut().iter_mut().zip(&noise).for_each(|(v, n)| *v += n);
+        t.effective.update(&t.decoder.weights, &t.params, t.config.grid).unwrap();
+    }
     let mut grads = vec![0.0; t.params.len()];
     loss(&t, &mut grads);
-    let names: Vec<(usize, Target)> = t.params.slots().map(|s| (s.layer, s.target)).collect();
-    assert_eq!(names.len(), 2 * t.lora.targets.len());
-    let scale = grads.iter().fold(0.0f32, |a, g| a.max(g.abs()));
+    let mut ranges: Vec<(String, std::ops::Range<usize>)> = t
+        .params
+        .slots()
+        .flat_map(|s| [(s.target.tensor(s.layer) + ".a", s.a.clone()), (s.target.tensor(s.layer) + ".b", s.b.clone())])
+        .collect();
+    ranges.extend(t.params.parts().map(|(part, _)| (part.name(), t.params.part(part).unwrap())));
+    assert_eq!(ranges.len(), tensors);
+    assert_eq!(ranges.iter().map(|(_, r)| r.len()).sum::<usize>(), grads.len());
     let mut scratch = vec![0.0; grads.len()];
-    let mut checked = 0;
-    for i in (0..grads.len()).step_by(7) {
-        let h = 4e-3;
+    let mut slope = |t: &mut Trainer, i: usize, h: f32| {
         let old = t.params.values()[i];
-        t.params.values_mut()[i] = old + h;
-        let high = loss(&t, &mut scratch);
-        t.params.values_mut()[i] = old - h;
-        let low = loss(&t, &mut scratch);
-        t.params.values_mut()[i] = old;
-        let want = (high - low) / (2.0 * f64::from(h));
-        let error = (f64::from(grads[i]) - want).abs();
-        assert!(error < 2e-3 * f64::from(scale) + 1e-2 * want.abs(), "value {i}: {} and {want}", grads[i]);
-        checked += 1;
+        let mut at = |v: f32| {
+            t.params.values_mut()[i] = v;
+            t.effective.update(&t.decoder.weights, &t.params, t.config.grid).unwrap();
+            loss(t, &mut scratch)
+        };
+        let (high, low) = (at(old + h), at(old - h));
+        at(old);
+        (high - low) / (2.0 * f64::from(h))
+    };
+    for (name, range) in ranges {
+        let scale = f64::from(grads[range.clone()].iter().fold(0.0f32, |a, g| a.max(g.abs())));
+        for i in range.clone().step_by((range.len() / 12).max(1)) {
+            let (got, want) = (f64::from(grads[i]), slope(&mut t, i, 4e-3));
+            let error = (got - want).abs();
+            assert!(error < 1e-2 * scale + 1e-2 * want.abs() + 2e-3, "{name}, value {i}: {got} and {want}");
+        }
     }
-    assert!(checked > 100);
 }
 
 #[test]
 fn gradients_match_finite_differences() {
-    gradient_check(Arch::Llama, all_targets());
-    gradient_check(Arch::Qwen2, LoraConfig { rank_stabilized: true, ..all_targets() });
-    gradient_check(Arch::Qwen3, all_targets());
+    gradient_check(Arch::Llama, all_targets(), 2 * 7 * 2);
+    gradient_check(Arch::Qwen2, LoraConfig { rank_stabilized: true, ..all_targets() }, 2 * 7 * 2);
+    gradient_check(Arch::Qwen3, all_targets(), 2 * 7 * 2);
+}
+
+#[test]
+fn gradients_of_whole_tensors_match_finite_differences() {
+    gradient_check(Arch::Llama, Trainable::Full, 2 + 2 * 9);
+    gradient_check(Arch::Qwen2, Trainable::Full, 2 + 2 * 10);
+    gradient_check(Arch::Qwen3, Trainable::Full, 2 + 2 * 11);
+    gradient_check(Arch::Qwen3, Trainable::Norms, 1 + 2 * 4);
 }
 
 #[test]
 fn gradients_match_with_dropout_and_few_targets() {
     let lora = LoraConfig { dropout: 0.3, targets: vec![Target::K, Target::O, Target::Down], ..all_targets() };
-    gradient_check(Arch::Llama, lora);
+    gradient_check(Arch::Llama, lora, 2 * 3 * 2);
+}
+
+/// The grid of F32 rounds nothing, so that the way through a folded and rounded matrix has slopes.
+#[test]
+fn gradients_match_with_weights_a_teacher_and_a_grid() {
+    let mut weighed = samples();
+    for s in &mut weighed {
+        s.weights = (s.answer_from..s.tokens.len()).map(|i| [0.5, 1.0, 0.0, 2.0][i % 4]).collect();
+    }
+    let grid = Some(WeightGrid::Gguf(crate::gguf::TensorType::F32));
+    for (recompute, grid) in [(true, None), (false, grid)] {
+        let c = TrainConfig { recompute, grid, ..config() };
+        let d = decoder(Arch::Llama);
+        let t = Trainer::new(&d, all_targets(), c, weighed.clone()).unwrap();
+        let teacher = Decoder::load_with(&other_weights(), Storage::F32).unwrap();
+        slopes(t.distill(&teacher, Distillation { temperature: 1.5, share: 0.6 }).unwrap(), 2 * 7 * 2);
+    }
+}
+
+/// The tiny model with an embedding of its own.
+fn other_weights() -> crate::gguf::Gguf {
+    crate::model::tests::tiny_file_with(Arch::Llama, |_, parts| {
+        parts[0].2 = crate::model::tests::noise(24 * 50, 77, 1.0);
+    })
+}
+
+#[test]
+fn computing_blocks_again_changes_no_bit() {
+    let d = decoder(Arch::Qwen3);
+    let run = |recompute: bool| {
+        let lora = LoraConfig { dropout: 0.2, ..all_targets() };
+        let mut t = Trainer::new(&d, lora, TrainConfig { recompute, ..config() }, samples()).unwrap();
+        t.run(&mut |_| ControlFlow::Continue(())).unwrap();
+        t.finish().unwrap()
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn the_loss_counts_tokens_by_their_weights() {
+    let d = decoder(Arch::Llama);
+    let trainer = |s: Vec<Sample>| Trainer::new(&d, all_targets(), config(), s).unwrap();
+    let one = |weights: Vec<f32>| Sample { weights, ..samples().swap_remove(0) };
+    let nll = |weights: Vec<f32>| trainer(samples()).measure(&[one(weights)]).unwrap();
+    let each: Vec<f64> = (0..5).map(|i| nll((0..5).map(|j| if i == j { 3.0 } else { 0.0 }).collect())).collect();
+    let all = nll(vec![]);
+    assert!((each.iter().sum::<f64>() / 5.0 - all).abs() < 1e-6, "{each:?} {all}");
+    let half = nll(vec![1.0, 1.0, 0.0, 0.0, 2.0]);
+    assert!((half - (each[0] + each[1] + 2.0 * each[4]) / 4.0).abs() < 1e-6);
+    // only the proportions matter
+    let step = |weight: f32| {
+        let mut t = trainer(vec![one(vec![weight; 5]); 3]);
+        (t.step().unwrap(), t.adapter().unwrap())
+    };
+    let ((report, plain), (_, heavy)) = (step(1.0), step(4.0));
+    assert_eq!((report.answer_tokens, report.tokens), (15, 42));
+    assert_eq!(plain, heavy);
+    assert!(trainer(samples()).measure(&[Sample::new(vec![1], 1)]).is_err());
+}
+
+fn npu4() -> Option<WeightGrid> {
+    Some(WeightGrid::Npu { profile: crate::quantize::npu::NpuProfile::Int4, group: 8 })
+}
+
+/// What the trainer promises for a format is what the merged and rounded model does.
+#[test]
+fn training_for_a_format_wins_back_what_rounding_costs() {
+    let base = tiny_file(Arch::Llama);
+    let d = Decoder::load_with(&base, Storage::F32).unwrap();
+    let c = TrainConfig { steps: 40, batch: 5, grid: npu4(), pass_tokens: 100, ..config() };
+    let how = Distillation { temperature: 1.0, share: 1.0 };
+    let mut t = Trainer::new(&d, all_targets(), c.clone(), samples()).unwrap().distill(&d, how).unwrap();
+    let before = t.divergence(&d, &samples()).unwrap();
+    t.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    let after = t.divergence(&d, &samples()).unwrap();
+    assert!(before > 0.01 && after < 0.6 * before, "{before} {after}");
+
+    let adapter = t.adapter().unwrap();
+    let merged = crate::model::merge(&base, &adapter, crate::model::MergedType::F32).unwrap();
+    let merged = crate::model::tests::reopened(&merged.metadata.clone(), merged.tensors);
+    let mut rounded = BTreeMap::new();
+    for tensor in merged.tensors().iter().filter(|t| t.name.starts_with("blk") && t.dims.len() == 2) {
+        let mut values = merged.dequantize(tensor).unwrap();
+        npu4().unwrap().round(&mut values, tensor.dims[0] as usize, &tensor.name).unwrap();
+        rounded.insert(tensor.name.clone(), values);
+    }
+    assert_eq!(rounded.len(), 14);
+    let file = crate::model::tests::reopened(merged.metadata(), with_tensors(&merged, &rounded).unwrap());
+    let real = Decoder::load_with(&file, Storage::F32).unwrap();
+    let plain = Trainer::new(&real, Trainable::Norms, config(), samples()).unwrap();
+    let got = plain.divergence(&d, &samples()).unwrap();
+    assert!((got - after).abs() < 1e-5 + 1e-3 * after, "{got} {after}");
+    let noisy = LoraConfig { dropout: 0.1, ..all_targets() };
+    assert!(Trainer::new(&d, noisy, c, samples()).unwrap_err().to_string().contains("dropout"));
+}
+
+#[test]
+fn norms_alone_repair_a_rounded_model() {
+    let d = decoder(Arch::Llama);
+    let c = TrainConfig { steps: 60, batch: 5, grid: npu4(), pass_tokens: 100, ..config() };
+    let how = Distillation { temperature: 1.0, share: 1.0 };
+    let mut t = Trainer::new(&d, Trainable::Norms, c, samples()).unwrap().distill(&d, how).unwrap();
+    let before = t.divergence(&d, &samples()).unwrap();
+    let first = t.step().unwrap().loss;
+    assert!((f64::from(first) - before).abs() < 1e-4, "the loss is the divergence: {first} {before}");
+    t.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    let after = t.divergence(&d, &samples()).unwrap();
+    assert!(after < 0.9 * before, "{before} {after}");
+    assert_eq!(t.tensors().len(), 5);
+}
+
+#[test]
+fn a_teacher_is_part_of_the_run() {
+    let d = decoder(Arch::Llama);
+    let how = Distillation { temperature: 2.0, share: 1.0 };
+    let fresh = || Trainer::new(&d, all_targets(), config(), samples()).unwrap();
+    let mut own = fresh().distill(&d, how).unwrap();
+    let report = own.step().unwrap();
+    assert!(report.loss.abs() < 1e-6 && report.grad_norm < 1e-5, "nothing to learn from itself: {report:?}");
+    let e = fresh().restore(&own.save()).unwrap_err().to_string();
+    assert!(e.contains("another"), "{e}");
+    let warm = Distillation { temperature: 0.0, ..how };
+    assert!(fresh().distill(&d, warm).unwrap_err().to_string().contains("temperature"));
+    let small = crate::model::tests::tiny_file_with(Arch::Llama, |_, parts| {
+        parts[0].1[1] = 49;
+        parts[0].2.truncate(24 * 49);
+    });
+    let e = fresh().distill(&Decoder::load(&small).unwrap(), how).unwrap_err().to_string();
+    assert!(e.contains("49 tokens, the student 50"), "{e}");
 }
 
 #[test]
@@ -154,15 +302,70 @@ fn an_interrupted_run_ends_with_the_same_bits() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let d = decoder(Arch::Llama);
-    let run = |threads: usize| {
+    let run = |trainable: Trainable, threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let mut t = Trainer::new(&d, all_targets(), config(), samples()).unwrap();
+            let mut t = Trainer::new(&d, trainable, config(), samples()).unwrap();
             t.run(&mut |_| ControlFlow::Continue(())).unwrap();
             t.save()
         })
     };
-    assert_eq!(run(1), run(4));
+    for trainable in [Trainable::Lora(all_targets()), Trainable::Full] {
+        assert_eq!(run(trainable.clone(), 1), run(trainable, 4));
+    }
+}
+
+#[test]
+fn a_whole_model_learns_and_its_file_computes_what_the_trainer_computes() {
+    let base = tiny_file(Arch::Qwen2);
+    let d = Decoder::load_with(&base, Storage::F32).unwrap();
+    let c = TrainConfig { steps: 30, batch: 5, weight_decay: 0.1, pass_tokens: 100, ..config() };
+    let fresh = || Trainer::new(&d, Trainable::Full, c.clone(), samples()).unwrap();
+    let mut t = fresh();
+    let mut losses = vec![];
+    let mut middle = vec![];
+    for _ in 0..30 {
+        if t.steps_done() == 12 {
+            middle = t.save();
+        }
+        losses.push(t.step().unwrap().loss);
+    }
+    assert!(losses[29] < 0.2 * losses[0], "{losses:?}");
+    let mut resumed = fresh();
+    resumed.restore(&middle).unwrap();
+    resumed.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(resumed.save(), t.save());
+
+    let trained = t.tensors();
+    assert_eq!(trained.len(), base.tensors().len());
+    let file = crate::model::tests::reopened(base.metadata(), with_tensors(&base, &trained).unwrap());
+    let again = Trainer::new(&Decoder::load_with(&file, Storage::F32).unwrap(), Trainable::Full, c, samples()).unwrap();
+    assert_eq!(again.params.values(), t.params.values());
+    assert!(again.adapter().unwrap_err().to_string().contains("whole tensors"));
+    let short = [("output_norm.weight".to_owned(), vec![1.0])].into();
+    assert!(with_tensors(&base, &short).err().unwrap().to_string().contains("1 trained values, the base has 24"));
+    let unknown = [("rope_freqs.weight".to_owned(), vec![1.0])].into();
+    assert!(with_tensors(&base, &unknown).err().unwrap().to_string().contains("no such tensor"));
+}
+
+#[test]
+fn random_weights_have_the_wanted_spread_and_load() {
+    let c = decoder(Arch::Llama).config().clone();
+    let file = |seed| crate::model::tests::reopened(tiny_file(Arch::Llama).metadata(), random_model(&c, seed).unwrap());
+    let spread = |name: &str, file: &crate::gguf::Gguf| {
+        let v = file.dequantize(file.tensor(name).unwrap()).unwrap();
+        (v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / v.len() as f64).sqrt()
+    };
+    let (a, b) = (file(1), file(1));
+    assert!(a.tensors().iter().zip(b.tensors()).all(|(x, y)| a.bytes(x) == b.bytes(y)));
+    assert_ne!(a.bytes(&a.tensors()[0]), file(2).bytes(&a.tensors()[0]));
+    for (name, want) in [("token_embd.weight", 0.02), ("blk.1.ffn_down.weight", 0.01), ("blk.0.attn_norm.weight", 1.0)]
+    {
+        let got = spread(name, &a);
+        assert!((got / want - 1.0).abs() < 0.1, "{name}: {got}");
+    }
+    assert!(Decoder::load(&a).is_ok());
+    assert!(random_model(decoder(Arch::Qwen2).config(), 1).is_err());
 }
 
 #[test]
@@ -170,7 +373,7 @@ fn every_epoch_has_every_sample_once() {
     let t = Trainer::new(&decoder(Arch::Llama), all_targets(), config(), samples()).unwrap();
     let mut seen = vec![];
     for step in 0..5 {
-        let t = Trainer { step, ..Trainer::new(&t.decoder, t.lora.clone(), t.config.clone(), samples()).unwrap() };
+        let t = Trainer { step, ..Trainer::new(&t.decoder, all_targets(), t.config.clone(), samples()).unwrap() };
         seen.extend(t.next_samples());
     }
     for epoch in seen.chunks(5) {
@@ -200,12 +403,12 @@ fn senseless_configurations_are_refused() {
     assert!(refuse(LoraConfig { targets: vec![Target::Q; 2], ..all_targets() }, config(), samples()).contains("once"));
     assert!(refuse(all_targets(), TrainConfig { batch: 0, ..config() }, samples()).contains("batch"));
     assert!(refuse(all_targets(), config(), vec![]).contains("no training samples"));
-    let late = Sample { tokens: vec![1, 2], answer_from: 2 };
+    let late = Sample::new(vec![1, 2], 2);
     assert!(refuse(all_targets(), config(), vec![late]).contains("token 2 of 2"));
 }
 
 /// A vocabulary of single bytes and the given control tokens.
-fn byte_tokenizer(control: &[&str]) -> crate::tokenizer::Tokenizer {
+pub(super) fn byte_tokenizer(control: &[&str]) -> crate::tokenizer::Tokenizer {
     use crate::gguf::{Array, Gguf, Value, write};
     let bytes = (0..=255u8).map(|b| (format!("<0x{b:02X}>"), 6));
     let tokens: Vec<(String, i32)> = [("<unk>".to_owned(), 2)]
@@ -228,20 +431,4 @@ fn byte_tokenizer(control: &[&str]) -> crate::tokenizer::Tokenizer {
     let path = folder.path().join("t.gguf");
     write(&path, &metadata, []).unwrap();
     crate::tokenizer::Tokenizer::from_gguf(&Gguf::from_bytes(std::fs::read(&path).unwrap()).unwrap()).unwrap()
-}
-
-#[test]
-fn a_chat_sample_is_the_prompt_the_answer_and_its_end() {
-    use crate::tokenizer::{ChatTemplate, Message};
-    let (template, asked) = (ChatTemplate::chat_ml(), [Message::user("How many?")]);
-    let t = byte_tokenizer(&["<|im_start|>", "<|im_end|>"]);
-    let sample = Sample::chat(&t, &template, &asked, "14<|im_end|>").unwrap();
-    let prompt = t.encode_chat(&template, &asked, true).unwrap();
-    assert_eq!((&sample.tokens[..sample.answer_from], sample.answer_from), (prompt.as_slice(), prompt.len()));
-    let (end, answer) = sample.tokens[sample.answer_from..].split_last().unwrap();
-    assert_eq!((*end, t.decode(answer).as_str()), (2, "14<|im_end|>"));
-    assert!(!answer.contains(&2), "an answer cannot write its own end mark");
-    let none = Sample::chat(&byte_tokenizer(&["<|im_start|>"]), &template, &asked, "14").unwrap_err().to_string();
-    assert!(none.contains("<|im_end|>"), "{none}");
-    assert!(Sample::chat(&t, &template, &[], "14").is_err());
 }

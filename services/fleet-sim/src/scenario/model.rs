@@ -4,7 +4,7 @@ use super::prompt;
 use anyhow::{Context, Result};
 use fleet_sim::BrainAnswer;
 use flywheel_inference::gguf::Gguf;
-use flywheel_inference::model::{Adapter, Decoder, GenerateOptions};
+use flywheel_inference::model::{Adapter, Decoder, GenerateOptions, KvType, Storage};
 use flywheel_inference::tokenizer::{ChatTemplate, Tokenizer};
 use flywheel_inference::train::Sample;
 use std::path::Path;
@@ -26,7 +26,8 @@ impl Engine {
         let file = Gguf::open(path).with_context(|| format!("cannot open the model {}", path.display()))?;
         let load = || -> Result<Self> {
             Ok(Self {
-                decoder: Decoder::load(&file)?,
+                // activations are not rounded: every engine does that in its own way, and the story is about weights
+                decoder: Decoder::load_with(&file, Storage::F16)?,
                 tokenizer: Tokenizer::from_gguf(&file)?,
                 template: ChatTemplate::from_gguf(&file)?,
             })
@@ -44,6 +45,7 @@ impl Engine {
         let options = GenerateOptions {
             max_new_tokens: MAX_ANSWER_TOKENS,
             stop_ids: self.tokenizer.special().ends.clone(),
+            cache: KvType::F16,
             ..GenerateOptions::default()
         };
         let made = self.decoder.generate_batch(&prompts, &options)?;

@@ -7,7 +7,7 @@ use super::stage::{Stage, TICK_HOURS, spinner};
 use super::world::SPAMMERS;
 use super::{Summary, mail, say, story};
 use anyhow::{Context, Result, bail, ensure};
-use chrono::{SecondsFormat, TimeDelta};
+use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use flywheel_inference::encoder::Encoder;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -19,12 +19,21 @@ pub const CORRECTIONS: usize = 60;
 /// The team that corrects works on this collection; the held-out questions are about another one.
 pub const CORRECTED: &str = "kitchen";
 
+/// File of the held-out questions with their answers, as conversations.
+const HELD_OUT_TEXTS: &str = "heldout.jsonl";
+
 /// Uploads the evaluation sets.
 async fn evaluation_sets(stage: &Stage) -> Result<()> {
     let encoder = Encoder::open(&stage.args.models.join("all-minilm-l6-v2"))?;
     let HeldOut { hard, easy } = HeldOut::new(&Ranker::new(&stage.facts, &encoder));
     stage.operator.put("/v1/eval-sets/heldout", &json!({ "items": hard })).await?;
     stage.operator.put("/v1/eval-sets/forgetting", &json!({ "items": easy })).await?;
+    let talk = |i: &super::heldout::Item| {
+        let messages = json!([{ "role": "user", "content": i.prompt }, { "role": "assistant", "content": i.expect }]);
+        format!("{}\n", json!({ "messages": messages }))
+    };
+    // what the sizes of the tuned model are compared on, at the end
+    std::fs::write(stage.args.dir.join(HELD_OUT_TEXTS), hard.iter().map(talk).collect::<String>())?;
     say(&format!("evaluation sets: {} held-out questions at k = 3, {} at k = 1 (forgetting)", hard.len(), easy.len()));
     Ok(())
 }
@@ -50,8 +59,14 @@ pub async fn improve(stage: &mut Stage, out: &mut Summary) -> Result<()> {
         })
         .await?;
     trained(stage, out).await?;
+    for kind in ["lora", "requantize", "evaluate"] {
+        out.job_seconds.insert(kind, job_seconds(stage, kind).await?);
+    }
     say(&format!(
-        "       training, quantisation, evaluation and signing took {:.0} s",
+        "       training took {:.0} s, quantisation {:.0} s, evaluation {:.0} s; with signing {:.0} s",
+        out.job_seconds["lora"],
+        out.job_seconds["requantize"],
+        out.job_seconds["evaluate"],
         started.elapsed().as_secs_f64()
     ));
     let (state, share) = follow(stage, &rollout, 80, out).await?;
@@ -59,6 +74,15 @@ pub async fn improve(stage: &mut Stage, out: &mut Summary) -> Result<()> {
     out.promotion_share = share;
     out.promotion_steps.clone_from(&out.steps);
     story::no_innocent(stage, out)
+}
+
+/// How long the newest job of a kind ran.
+async fn job_seconds(stage: &Stage, kind: &str) -> Result<f64> {
+    let jobs = stage.operator.get(&format!("/v1/jobs?kind={kind}&limit=1")).await?;
+    let at = |field: &str| -> Result<DateTime<Utc>> {
+        Ok(jobs[0][field].as_str().with_context(|| format!("the job `{kind}` has no {field}"))?.parse()?)
+    };
+    Ok((at("finished_at")? - at("started_at")?).num_milliseconds() as f64 / 1e3)
 }
 
 /// Both annotators correct what customers rejected about their collection.
@@ -146,7 +170,36 @@ async fn trained(stage: &Stage, out: &mut Summary) -> Result<()> {
         easy["candidate_correct"],
         easy["items"]
     ));
+    quantized(stage, &tuned["report"], out)?;
     ensure!(out.mcnemar_p <= 0.05 && out.accuracy_after > out.accuracy_before, "the LoRA candidate is not better");
+    Ok(())
+}
+
+/// Reads how the candidate's file was made.
+fn quantized(stage: &Stage, report: &Value, out: &mut Summary) -> Result<()> {
+    let made = &report["quantization"];
+    out.merged = Some(report["merged"].as_str().context("the candidate does not name its float model")?.to_owned());
+    out.quantization = made.clone();
+    if let Value::Object(map) = &mut out.quantization {
+        map.remove("tensor_types");
+    }
+    let step = |name: &str| made["steps"][name].as_f64().unwrap_or(f64::NAN);
+    let types = made["tensor_types"].as_object();
+    let types = types.into_iter().flatten().map(|(ty, of)| format!("{} {ty}", of.as_array().map_or(0, Vec::len)));
+    say(&format!(
+        "day {}: its file has {:.1} MB, {:.2} bits a weight ({} matrices), calibrated on {} tokens of the corrections; \
+         relative squared error of the outputs: nearest levels {:.2e} → importance {:.2e} → channel scales {:.2e} → compensated {:.2e}",
+        stage.day(),
+        made["size_bytes"].as_f64().unwrap_or(f64::NAN) / 1e6,
+        made["bits_per_weight"].as_f64().unwrap_or(f64::NAN),
+        types.collect::<Vec<_>>().join(", "),
+        made["calibration"]["tokens"],
+        step("rounded"),
+        step("weighted"),
+        step("folded"),
+        step("stored"),
+    ));
+    ensure!(step("stored") <= step("rounded"), "calibration made the file worse than nearest levels");
     Ok(())
 }
 
@@ -313,14 +366,20 @@ fn wrong_model(stage: &Stage) -> Result<std::path::PathBuf> {
     let (dataset, file) = (stage.args.dir.join("wrong.jsonl"), stage.args.dir.join("wrong.gguf"));
     std::fs::write(&dataset, lines)?;
     let bar = spinner(format!("day {}: somebody outside trains a damaging model", stage.day()));
-    let made = Command::new(&stage.args.flywheel)
-        .args(["model", "train"])
-        .arg(stage.args.models.join("SmolLM2-135M-Instruct.Q4_1.gguf"))
-        .arg(&dataset)
-        .arg(&file)
-        .args(["--steps", "6", "--lr", "0.003"])
-        .output()?;
+    let (base, at) =
+        (stage.args.models.join("SmolLM2-135M-Instruct.Q4_1.gguf"), |name: &str| stage.args.dir.join(name));
+    let (adapter, merged) = (at("wrong-adapter.gguf"), at("wrong-merged.gguf"));
+    let made = flywheel_model(stage, &["train", "--steps", "6", "--lr", "0.003"], &[&base, &dataset, &adapter])
+        .and_then(|()| flywheel_model(stage, &["merge"], &[&base, &adapter, &merged]))
+        .and_then(|()| flywheel_model(stage, &["quantize", "--profile", "q8_0"], &[&merged, &file]));
     bar.finish_and_clear();
-    ensure!(made.status.success(), "`flywheel model train` failed: {}", String::from_utf8_lossy(&made.stderr));
+    made?;
     Ok(file)
+}
+
+/// Runs `flywheel model` with options and files.
+fn flywheel_model(stage: &Stage, options: &[&str], files: &[&std::path::Path]) -> Result<()> {
+    let made = Command::new(&stage.args.flywheel).arg("model").args(options).args(files).output()?;
+    ensure!(made.status.success(), "`flywheel model {}` failed: {}", options[0], String::from_utf8_lossy(&made.stderr));
+    Ok(())
 }

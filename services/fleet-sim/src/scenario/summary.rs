@@ -5,7 +5,7 @@ use super::{Args, Part};
 use anyhow::{Context, Result};
 use flywheel_types::Digest;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Figures, filled part by part.
 #[derive(Debug, Default)]
@@ -22,6 +22,12 @@ pub struct Summary {
     pub unfrozen_verified: bool,
     pub dataset: Option<String>,
     pub candidate: Option<String>,
+    /// The float model that the candidate was made of.
+    pub merged: Option<String>,
+    /// How its file was made.
+    pub quantization: Value,
+    /// Wall time of the jobs that made and judged it.
+    pub job_seconds: BTreeMap<&'static str, f64>,
     pub accuracy_before: f64,
     pub accuracy_after: f64,
     pub mcnemar_p: f64,
@@ -105,11 +111,13 @@ impl Summary {
             }),
         );
         add(Part::Improve, "promotion", json!({ "steps": self.promotion_steps, "final_share": self.promotion_share }));
-        add(
-            Part::Improve,
-            "candidate_gguf",
-            json!(self.candidate.as_ref().map(|c| { args.dir.join("server/objects").join(&c[..2]).join(c) })),
-        );
+        let object = |digest: &Option<String>| {
+            json!(digest.as_ref().map(|d| args.dir.join("server/objects").join(&d[..2]).join(d)))
+        };
+        add(Part::Improve, "quantization", self.quantization.clone());
+        add(Part::Improve, "job_seconds", json!(self.job_seconds));
+        add(Part::Improve, "candidate_gguf", object(&self.candidate));
+        add(Part::Improve, "merged_gguf", object(&self.merged));
         add(Part::Improve, "tamper", json!({ "refused": self.tamper_refused }));
         add(Part::Improve, "forgery", json!({ "moved_gate": self.forgery_moved_gate }));
         add(

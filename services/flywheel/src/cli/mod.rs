@@ -1,4 +1,6 @@
-//! The command line: server roles, set-up commands on the database, and operator commands over HTTP.
+//! The command line: server roles, set-up commands on the database, operator commands over HTTP, and work on model files.
+//!
+//! Exit codes: 0, 1 for a failure, 2 for a command line that cannot be, 130 for a run that Ctrl-C stopped.
 
 pub mod api;
 pub mod import;
@@ -9,12 +11,53 @@ pub mod sql;
 
 use clap::{Args, Parser, Subcommand};
 use flywheel_types::Role;
+use std::io::Write as _;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-/// Prints one line of a command's result.
-#[expect(clippy::print_stdout, reason = "the result of a command goes to standard output")]
+/// Writes one line of a command's result to standard output.
 pub fn say(text: &str) {
-    println!("{text}");
+    // a reader that has seen enough (`| head`) is no failure
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// The command line is in itself wrong, in a way that the parser cannot see.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+impl std::error::Error for Usage {}
+
+/// A person stopped the run.
+#[derive(Debug)]
+pub struct Stopped(pub String);
+
+impl std::fmt::Display for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+impl std::error::Error for Stopped {}
+
+/// Exit code of a run that Ctrl-C stopped: 128 and the number of the signal.
+pub const STOPPED: u8 = 130;
+
+/// Shows why a command failed; answers its exit code.
+pub fn failed(e: &anyhow::Error) -> ExitCode {
+    let mut err = std::io::stderr().lock();
+    let _ = writeln!(err, "Error: {e:#}");
+    if let Some(known) = e.chain().find_map(|cause| cause.downcast_ref::<flywheel_types::Error>()) {
+        let inside = known.inside.as_deref().map(|inside| format!("\n  inside: {inside}")).unwrap_or_default();
+        let _ = writeln!(err, "  what to do: {}{inside}", known.hint);
+    }
+    if e.is::<Usage>() {
+        return ExitCode::from(2);
+    }
+    if e.is::<Stopped>() { ExitCode::from(STOPPED) } else { ExitCode::FAILURE }
 }
 
 /// Control plane for fleets of phones that run small language models.
@@ -34,6 +77,7 @@ pub struct ConfigArg {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one of it in a run")]
 pub enum Command {
     /// Run the HTTP server, the controllers and (by default) the worker.
     Serve(ConfigArg),
@@ -64,7 +108,7 @@ pub enum Command {
     Import(ImportArgs),
     /// Work on model files without a server.
     #[command(subcommand)]
-    Model(ModelCommand),
+    Model(model::ModelCommand),
 }
 
 #[derive(Debug, Subcommand)]
@@ -207,38 +251,4 @@ pub struct ImportArgs {
     pub server: String,
     #[arg(long, env = "FLYWHEEL_TOKEN", hide_env_values = true)]
     pub token: String,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum ModelCommand {
-    /// Show metadata and tensors of a GGUF file.
-    Inspect { file: PathBuf },
-    /// Quantise a GGUF file.
-    Quantize {
-        input: PathBuf,
-        output: PathBuf,
-        /// `q4_0`, `q4_1`, `q8_0`, `q4_k_m` or `q6_k`.
-        #[arg(long)]
-        profile: String,
-        /// Accept a base that is quantised already.
-        #[arg(long)]
-        allow_requantize: bool,
-    },
-    /// Train a LoRA adapter on a dataset (JSON lines of chat messages) and merge it.
-    Train {
-        base: PathBuf,
-        dataset: PathBuf,
-        output: PathBuf,
-        #[arg(long, default_value_t = 30)]
-        steps: usize,
-        #[arg(long, default_value_t = 1e-3)]
-        lr: f32,
-        #[arg(long, default_value_t = 8)]
-        rank: usize,
-        /// Format of the output; `f16` leaves it unquantised.
-        #[arg(long, default_value = "q8_0")]
-        profile: String,
-        #[arg(long, default_value_t = 7)]
-        seed: u64,
-    },
 }

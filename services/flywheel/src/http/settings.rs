@@ -2,9 +2,9 @@
 
 use super::auth::Principal;
 use super::error::{ApiError, ApiResult, JsonBody};
+use crate::models::training::Recipe;
 use crate::pipeline::build_dataset::Trigger;
 use crate::pipeline::compact::Retention;
-use crate::pipeline::lora::Recipe;
 use crate::pipeline::publish::BundleSettings;
 use crate::server::Server;
 use axum::Json;

@@ -175,7 +175,9 @@ fn judge(
     })?;
     let sets = report::sets(measured);
     let figures = report::measured(measured, incumbents)?;
-    let report = json!({ "v": 1, "gate": gate, "sets": sets, "measured": figures });
+    // how the file was made, so that the digest of this report in the bundle covers it too
+    let made = row.report.get("quantization");
+    let report = json!({ "v": 1, "gate": gate, "sets": sets, "measured": figures, "quantization": made });
     Ok(Judged { verdict: gate.verdict, reason: gate.reason, spec, sets, report })
 }
 

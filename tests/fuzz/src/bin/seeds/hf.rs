@@ -93,4 +93,43 @@ pub fn safetensors(out: &Corpus) {
     all.push(("model.norm.weight", &[8], "F32"));
     let (config, tokenizer) = (config.to_string(), tokenizer.to_string());
     out.add_with(1, "folder", join_pieces([config.as_bytes(), tokenizer.as_bytes(), &weights(&all)]));
+    let (config, names) = deepseek();
+    let all: Vec<(&str, &[usize], &str)> = names.iter().map(|(n, s)| (n.as_str(), s.as_slice(), "BF16")).collect();
+    out.add_with(1, "deepseek", join_pieces([config.to_string().as_bytes(), tokenizer.as_bytes(), &weights(&all)]));
+}
+
+/// DeepSeek-V2 of one layer with two experts, one of them used: configuration, names and shapes.
+fn deepseek() -> (Json, Vec<(String, Vec<usize>)>) {
+    let config = json!({
+        "model_type": "deepseek_v2", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16, "vocab_size": 6,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "q_lora_rank": 4, "kv_lora_rank": 4,
+        "qk_nope_head_dim": 2, "qk_rope_head_dim": 2, "v_head_dim": 2, "n_routed_experts": 2, "n_shared_experts": 1,
+        "num_experts_per_tok": 1, "moe_intermediate_size": 4, "scoring_func": "softmax", "topk_method": "greedy",
+        "rope_scaling": { "type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4, "mscale": 0.707,
+            "mscale_all_dim": 0.707 },
+    });
+    let mut names: Vec<(String, Vec<usize>)> =
+        vec![("model.embed_tokens.weight".into(), vec![6, 8]), ("model.norm.weight".into(), vec![8])];
+    let mut add = |part: &str, shape: &[usize]| names.push((format!("model.layers.0.{part}.weight"), shape.to_vec()));
+    for (part, shape) in [
+        ("input_layernorm", &[8][..]),
+        ("self_attn.q_a_proj", &[4, 8]),
+        ("self_attn.q_a_layernorm", &[4]),
+        ("self_attn.q_b_proj", &[8, 4]),
+        ("self_attn.kv_a_proj_with_mqa", &[6, 8]),
+        ("self_attn.kv_a_layernorm", &[4]),
+        ("self_attn.kv_b_proj", &[8, 4]),
+        ("self_attn.o_proj", &[8, 4]),
+        ("post_attention_layernorm", &[8]),
+        ("mlp.gate", &[2, 8]),
+    ] {
+        add(part, shape);
+    }
+    for owner in ["experts.0", "experts.1", "shared_experts"] {
+        for (part, shape) in [("gate", [4, 8]), ("up", [4, 8]), ("down", [8, 4])] {
+            add(&format!("mlp.{owner}.{part}_proj"), &shape);
+        }
+    }
+    (config, names)
 }

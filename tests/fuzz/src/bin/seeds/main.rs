@@ -50,6 +50,7 @@ fn main() {
     metrics::proto_bodies(&corpus("otlp_metrics_proto"));
     stored::wal(&corpus("wal"));
     model::gguf(&corpus("gguf"));
+    model::imatrix(&corpus("imatrix"));
     hf::safetensors(&corpus("safetensors"));
     hf::tokenizer_json(&corpus("tokenizer_json"));
     onnx::onnx(&corpus("onnx"));

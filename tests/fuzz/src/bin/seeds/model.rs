@@ -23,6 +23,36 @@ pub fn gguf(out: &Corpus) {
     );
     out.add("adapter", adapter());
     out.add("model", model());
+    out.add("deepseek", deepseek());
+}
+
+/// Importance of two tensors as GGUF, and as `imatrix.dat` with and without the newer end.
+pub fn imatrix(out: &Corpus) {
+    let mut m = Metadata::default();
+    m.string("general.type", "imatrix");
+    m.strings("imatrix.datasets", &["wiki".into()]);
+    m.u32("imatrix.chunk_count", 17);
+    m.u32("imatrix.chunk_size", 512);
+    let of: &[(&str, &[u64], u32)] = &[
+        ("blk.0.attn_q.weight.in_sum2", &[8, 1], 0),
+        ("blk.0.attn_q.weight.counts", &[1, 1], 0),
+        ("x.in_sum2", &[4, 2], 0),
+        ("x.counts", &[1, 2], 0),
+    ];
+    out.add("gguf", tensors(m, of));
+    let mut old = 2i32.to_le_bytes().to_vec();
+    for (name, calls, values) in [("blk.0.attn_q.weight", 4i32, &[8.0f32, 2.0][..]), ("x", 1, &[3.0])] {
+        old.extend((name.len() as i32).to_le_bytes());
+        old.extend(name.as_bytes());
+        old.extend(calls.to_le_bytes());
+        old.extend((values.len() as i32).to_le_bytes());
+        values.iter().for_each(|v| old.extend(v.to_le_bytes()));
+    }
+    out.add("dat_bare", &old);
+    old.extend(17i32.to_le_bytes());
+    old.extend(4i32.to_le_bytes());
+    old.extend(b"wiki");
+    out.add("dat", old);
 }
 
 fn padded(mut file: Vec<u8>) -> Vec<u8> {
@@ -109,4 +139,62 @@ fn model() -> Vec<u8> {
             ("blk.0.ffn_down.weight", &[32, 32], 2),
         ],
     )
+}
+
+/// DeepSeek-V2 of one layer with two experts.
+fn deepseek() -> Vec<u8> {
+    let mut m = Metadata::default();
+    m.string("general.architecture", "deepseek2");
+    for (key, value) in [
+        ("block_count", 1),
+        ("context_length", 16),
+        ("embedding_length", 8),
+        ("feed_forward_length", 8),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+        ("attention.key_length", 6),
+        ("attention.value_length", 4),
+        ("attention.key_length_mla", 4),
+        ("attention.value_length_mla", 2),
+        ("attention.q_lora_rank", 4),
+        ("attention.kv_lora_rank", 4),
+        ("rope.dimension_count", 2),
+        ("leading_dense_block_count", 0),
+        ("expert_count", 2),
+        ("expert_used_count", 1),
+        ("expert_shared_count", 1),
+        ("expert_feed_forward_length", 4),
+        ("expert_gating_func", 2),
+        ("rope.scaling.original_context_length", 4),
+    ] {
+        m.u32(&format!("deepseek2.{key}"), value);
+    }
+    m.f32("deepseek2.attention.layer_norm_rms_epsilon", 1e-5);
+    m.string("deepseek2.rope.scaling.type", "yarn");
+    m.f32("deepseek2.rope.scaling.factor", 40.0);
+    m.f32("deepseek2.rope.scaling.yarn_log_multiplier", 0.0707);
+    m.strings("tokenizer.ggml.tokens", &["a", "b", "c", "d"].map(str::to_owned));
+    let of: &[(&str, &[u64], u32)] = &[
+        ("token_embd.weight", &[8, 4], 0),
+        ("output_norm.weight", &[8], 0),
+        ("blk.0.attn_norm.weight", &[8], 0),
+        ("blk.0.attn_q_a.weight", &[8, 4], 0),
+        ("blk.0.attn_q_a_norm.weight", &[4], 0),
+        ("blk.0.attn_q_b.weight", &[4, 8], 0),
+        ("blk.0.attn_kv_a_mqa.weight", &[8, 6], 0),
+        ("blk.0.attn_kv_a_norm.weight", &[4], 0),
+        ("blk.0.attn_k_b.weight", &[2, 4, 2], 0),
+        ("blk.0.attn_v_b.weight", &[4, 2, 2], 0),
+        ("blk.0.attn_output.weight", &[4, 8], 0),
+        ("blk.0.ffn_norm.weight", &[8], 0),
+        ("blk.0.ffn_gate_inp.weight", &[8, 2], 0),
+        ("blk.0.exp_probs_b.bias", &[2], 0),
+        ("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0),
+        ("blk.0.ffn_up_exps.weight", &[8, 4, 2], 0),
+        ("blk.0.ffn_down_exps.weight", &[4, 8, 2], 0),
+        ("blk.0.ffn_gate_shexp.weight", &[8, 4], 0),
+        ("blk.0.ffn_up_shexp.weight", &[8, 4], 0),
+        ("blk.0.ffn_down_shexp.weight", &[4, 8], 0),
+    ];
+    tensors(m, of)
 }

@@ -1,13 +1,17 @@
-//! Model files on the server: open, build prompts, quantise. Everything here computes for seconds to minutes and is
-//! called from blocking threads only.
+//! Model files: open, build prompts, make tokens of texts, quantise. Jobs and the command line call the same functions.
+//! Everything here computes for seconds to minutes and is called from blocking threads only.
+
+pub mod quantized;
+#[cfg(test)]
+pub mod testing;
+pub mod texts;
+pub mod training;
 
 use flywheel_inference::eval::{TextIdentity, text_identity};
 use flywheel_inference::gguf::{Gguf, GgufError};
-use flywheel_inference::model::{Decoder, GenerateOptions};
-use flywheel_inference::quantize::{Progress, QuantizeOptions, QuantizeReport, quantize};
+use flywheel_inference::model::{Decoder, GenerateOptions, KvType, Storage};
 use flywheel_inference::tokenizer::{ChatTemplate, Message, Tokenizer};
 use flywheel_types::Error;
-use std::ops::ControlFlow;
 use std::path::Path;
 
 /// A model with its tokenizer and chat template.
@@ -41,13 +45,22 @@ pub fn open(file: &Path) -> Result<Gguf, Error> {
 }
 
 impl Model {
-    /// Loads a GGUF file.
+    /// Loads a GGUF file for jobs, which judge and train weights: activations, keys and values are not rounded to 8 bits, as
+    /// every engine of a phone does that in its own way.
     ///
     /// # Errors
     /// `Invalid` naming what the file lacks or what is not known; as [`open`].
     pub fn load(gguf: &Gguf) -> Result<Self, Error> {
+        Self::with(gguf, Decoder::load_with(gguf, Storage::F16).map_err(refused)?)
+    }
+
+    /// As [`Model::load`], with a decoder of the file that is loaded already.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn with(gguf: &Gguf, decoder: Decoder) -> Result<Self, Error> {
         Ok(Self {
-            decoder: Decoder::load(gguf).map_err(refused)?,
+            decoder,
             tokenizer: Tokenizer::from_gguf(gguf).map_err(refused)?,
             template: ChatTemplate::from_gguf(gguf).map_err(refused)?,
             identity: text_identity(gguf),
@@ -67,7 +80,7 @@ impl Model {
     #[must_use]
     pub fn answering(&self, max_new_tokens: usize) -> GenerateOptions {
         let stop_ids = self.tokenizer.special().ends.clone();
-        GenerateOptions { max_new_tokens, stop_ids, ..GenerateOptions::default() }
+        GenerateOptions { max_new_tokens, stop_ids, cache: KvType::F16, ..GenerateOptions::default() }
     }
 
     /// Text of an answer.
@@ -75,17 +88,4 @@ impl Model {
     pub fn text(&self, tokens: &[u32]) -> String {
         self.tokenizer.decode(tokens).trim().to_owned()
     }
-}
-
-/// Quantises a file; `watch` sees every tensor and can stop the work.
-///
-/// # Errors
-/// `Invalid` naming the tensor that cannot be quantised and what to do.
-pub fn quantize_file(
-    input: &Path,
-    output: &Path,
-    options: &QuantizeOptions,
-    watch: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<QuantizeReport, Error> {
-    quantize(&open(input)?, output, options, watch).map_err(refused)
 }
