@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import time
 
 import numpy as np
 
@@ -277,8 +278,11 @@ def quantize(args):
             overrides[i] = Override(3 if isinstance(value, str) else 0, f"quantize.imatrix.{key}".encode(), 0, raw)
         params.imatrix, params.overrides = c.cast(entries, c.c_void_p), c.cast(overrides, c.c_void_p)
         keep += [entries, overrides]
+    start = time.perf_counter()
     if llama.llama_model_quantize(args.input.encode(), args.output.encode(), c.byref(params)) != 0:
         sys.exit(f"stock llama.cpp cannot quantise {args.input}")
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps({"seconds": time.perf_counter() - start}))
 
 
 def main():
@@ -292,6 +296,7 @@ def main():
     command.add_argument("ftype", type=int)
     command.add_argument("--imatrix")
     command.add_argument("--threads", type=int, default=2)
+    command.add_argument("--json", help="gets the seconds of the quantisation alone")
     command.set_defaults(run=quantize)
     command = commands.add_parser("score")
     command.add_argument("base")

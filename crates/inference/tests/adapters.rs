@@ -2,7 +2,7 @@
 //! adapter folder. Each is left out with a line where the program cannot be had.
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::disallowed_methods, reason = "tests")]
 
-use flywheel_inference::gguf::{self, Gguf, Value};
+use flywheel_inference::gguf::{self, Gguf};
 use flywheel_inference::model::{
     Adapter, Arch, Decoder, MergedType, ModelConfig, Pair, RopeConfig, Target, base_digest, merge,
 };
@@ -34,20 +34,7 @@ fn config() -> ModelConfig {
 /// A llama with random weights whose vocabulary stock knows how to read.
 fn base(path: &Path) -> Gguf {
     let c = config();
-    let size = |v: usize| Value::U32(v as u32);
-    let mut metadata: Vec<(String, Value)> = vec![("general.architecture".into(), "llama".into())];
-    let own = [
-        ("block_count", size(c.layers)),
-        ("context_length", size(c.context)),
-        ("embedding_length", size(c.width)),
-        ("feed_forward_length", size(c.ffn)),
-        ("attention.head_count", size(c.heads)),
-        ("attention.head_count_kv", size(c.kv_heads)),
-        ("attention.layer_norm_rms_epsilon", c.rms_eps.into()),
-        ("rope.dimension_count", size(c.rope.dims)),
-        ("rope.freq_base", c.rope.base.into()),
-    ];
-    metadata.extend(own.map(|(key, value)| (format!("llama.{key}"), value)));
+    let mut metadata = c.metadata("adapted");
     metadata.extend(learn_bpe(&["aa aa aa ab ab ab ba ba"], c.vocab, "gpt-2").unwrap());
     gguf::write(path, &metadata, random_model(&c, 7).unwrap()).unwrap();
     Gguf::open(path).unwrap()

@@ -84,7 +84,7 @@ fn files(python: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
     Ok(files)
 }
 
-fn script(name: &str) -> PathBuf {
+pub fn script(name: &str) -> PathBuf {
     process::root().join("tests/interop").join(name)
 }
 
@@ -104,7 +104,7 @@ fn run_stock(python: &Path, file: &Path, threads: usize) -> Result<Value> {
 }
 
 /// Runs a program that writes its report to `--json FILE`.
-fn report(name: &str, mut program: Command) -> Result<Value> {
+pub fn report(name: &str, mut program: Command) -> Result<Value> {
     let file = std::env::temp_dir().join(format!("flywheel-bench-decode-{}.json", std::process::id()));
     program.arg("--json").arg(&file);
     process::run_quiet(name, &mut program)?;
@@ -113,12 +113,12 @@ fn report(name: &str, mut program: Command) -> Result<Value> {
     Ok(report)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn figure(run: &Value, field: &str) -> f64 {
+pub fn figure(run: &Value, field: &str) -> f64 {
     run[field].as_f64().unwrap_or(f64::NAN)
 }
 

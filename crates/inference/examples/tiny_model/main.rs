@@ -7,8 +7,8 @@
 
 mod recipe;
 
-use flywheel_inference::gguf::{self, Gguf, Value};
-use flywheel_inference::model::{Decoder, ModelConfig, Scored, Storage};
+use flywheel_inference::gguf::{self, Gguf};
+use flywheel_inference::model::{Decoder, Scored, Storage};
 use flywheel_inference::tokenizer::{Tokenizer, learn_bpe};
 use flywheel_inference::train::{Sample, Trainable, Trainer, random_model, with_tensors};
 use sha2::{Digest, Sha256};
@@ -88,34 +88,11 @@ fn problem(line: &str) -> Result<String> {
 fn start(texts: &[Parts], out: &Path) -> Result<Gguf> {
     let learned: Vec<&str> = texts.iter().map(|t| t.train.as_str()).collect();
     let c = recipe::model();
-    let mut metadata = metadata(&c);
+    let mut metadata = c.metadata("Flywheel tiny");
     metadata.extend(learn_bpe(&learned, c.vocab, recipe::PRE)?);
     let path = out.join("start.gguf");
     gguf::write(&path, &metadata, random_model(&c, recipe::SEED)?)?;
     Ok(Gguf::open(&path)?)
-}
-
-fn metadata(c: &ModelConfig) -> Vec<(String, Value)> {
-    let size = |v: usize| Value::U32(v as u32);
-    let own = [
-        ("block_count", size(c.layers)),
-        ("context_length", size(c.context)),
-        ("embedding_length", size(c.width)),
-        ("feed_forward_length", size(c.ffn)),
-        ("attention.head_count", size(c.heads)),
-        ("attention.head_count_kv", size(c.kv_heads)),
-        ("attention.layer_norm_rms_epsilon", c.rms_eps.into()),
-        ("rope.dimension_count", size(c.rope.dims)),
-        ("rope.freq_base", c.rope.base.into()),
-        ("vocab_size", size(c.vocab)),
-    ];
-    let mut all = vec![
-        ("general.architecture".to_owned(), Value::from(c.arch.name())),
-        ("general.name".to_owned(), "Flywheel tiny".into()),
-        ("general.file_type".to_owned(), 0u32.into()),
-    ];
-    all.extend(own.map(|(key, value)| (format!("{}.{key}", c.arch.name()), value)));
-    all
 }
 
 /// Windows of all texts; what is left at the end of a text is not used.

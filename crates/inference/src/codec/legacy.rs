@@ -3,6 +3,7 @@
 use super::{
     Fit, MAX_HEADER,
     affine::{self, Candidates},
+    lanes::Lanes,
     search::{self, Grid},
 };
 use half::f16;
@@ -29,10 +30,10 @@ pub(super) fn half(x: f32) -> f16 {
 
 /// Q4_0 (`bits` 4) and Q5_0 (`bits` 5).
 #[inline(always)]
-pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>, bits: u32) -> Fit {
+pub(super) fn symmetric<V: Lanes>(x: &[f32], importance: Option<&[f32]>, bits: u32) -> Fit {
     let (block, w) = prepared(x, importance);
     let n = 1i32 << (bits - 1);
-    let scale = half(search::symmetric(&block, &w, n));
+    let scale = half(search::symmetric::<V, _>(&block, &w, n));
     let mut grid = Grid::new(N, n, 0, 2 * n - 1);
     grid.step[0] = scale.to_f32();
     let mut header = [0; MAX_HEADER];
@@ -42,9 +43,9 @@ pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>, bits: u32) -> Fit
 
 /// Q4_1 (`max` 15) and Q5_1 (`max` 31).
 #[inline(always)]
-pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
+pub(super) fn affine<V: Lanes>(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
     let (block, w) = prepared(x, importance);
-    let line = affine::line(&block, &w, max as f32, false, CANDIDATES);
+    let line = affine::line::<V>(&block, &w, max as f32, false, CANDIDATES);
     let (scale, offset) = (half(line.scale), half(line.offset));
     let mut grid = Grid::new(N, 0, 0, max);
     grid.step[0] = scale.to_f32();

@@ -7,6 +7,8 @@
 //! importance.
 
 mod affine;
+mod lanes;
+mod largest;
 mod layout;
 mod legacy;
 mod nonlinear;
@@ -40,6 +42,16 @@ pub enum CodecError {
 
 /// Most bytes that precede the levels of a block (Q6_K: 16 sub-scales and one scale).
 pub const MAX_HEADER: usize = 18;
+
+/// How scales are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Scales {
+    /// Least squares over a list of candidates.
+    #[default]
+    Searched,
+    /// The scale of the largest magnitude, for types with blocks of 32 and without importance.
+    Largest,
+}
 
 /// The scales of one block: as the decoder will see them, and as they are stored.
 #[derive(Debug, Clone)]
@@ -75,7 +87,8 @@ pub fn dequantize_into(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<
     Ok(())
 }
 
-fn decode_run(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
+/// Whole rows, on this thread.
+pub(crate) fn decode_run(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
     match ty {
         TensorType::F32 => {
             for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -127,11 +140,12 @@ pub fn quantize(
     let mut out = vec![0; weights.len() / row_len * row_bytes];
     out.par_chunks_mut(row_bytes)
         .zip(weights.par_chunks(row_len))
-        .for_each(|(out, row)| encode_row(ty, row, importance, out));
+        .for_each(|(out, row)| encode_row(ty, row, importance, Scales::Searched, out));
     Ok(out)
 }
 
-fn encode_row(ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+/// One row of checked values and importance.
+pub(crate) fn encode_row(ty: TensorType, row: &[f32], importance: Option<&[f32]>, scales: Scales, out: &mut [u8]) {
     match ty {
         TensorType::F32 => {
             for (o, x) in out.as_chunks_mut::<4>().0.iter_mut().zip(row) {
@@ -148,6 +162,7 @@ fn encode_row(ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut
                 *o = bf16::from_f32(*x).to_le_bytes();
             }
         }
+        _ if scales == Scales::Largest && importance.is_none() && encode_largest(ty, row, out) => {}
         _ => encode_blocks(ty, row, importance, out),
     }
 }
@@ -155,31 +170,31 @@ fn encode_row(ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut
 /// Defines a function compiled for the plain target and for AVX2, chosen at run time. The operations are the same (no
 /// fused multiply-add), and so are the bits.
 macro_rules! wide {
-    ($(#[$attr:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+    ($(#[$attr:meta])* $vis:vis fn $name:ident[$lanes:ident]($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$attr])*
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            fn body($($arg: $ty),*) $(-> $ret)? $body
+            fn body<$lanes: lanes::Lanes>($($arg: $ty),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]
-                fn avx2($($arg: $ty),*) $(-> $ret)? { body($($arg),*) }
+                fn avx2($($arg: $ty),*) $(-> $ret)? { body::<std::arch::x86_64::__m256>($($arg),*) }
                 if is_x86_feature_detected!("avx2") {
                     // SAFETY: the feature was detected on this CPU.
                     return unsafe { avx2($($arg),*) };
                 }
             }
-            body($($arg),*)
+            body::<[f32; 8]>($($arg),*)
         }
     };
 }
 
 wide! {
-    fn encode_blocks(ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    fn encode_blocks[V](ty: TensorType, row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
         let n = ty.block_len();
         let mut levels = [0i8; 256];
         for (b, (out, x)) in out.chunks_mut(ty.block_bytes()).zip(row.chunks(n)).enumerate() {
-            let fit = fit_block(ty, x, importance.map(|w| &w[b * n..(b + 1) * n]));
+            let fit = fit_block::<V>(ty, x, importance.map(|w| &w[b * n..(b + 1) * n]));
             fit.grid.round(x, &mut levels[..n]);
             pack(ty, &fit, &levels[..n], out);
         }
@@ -187,45 +202,83 @@ wide! {
 }
 
 wide! {
+    /// Whole blocks without a search; `false` for types that are always searched.
+    fn encode_largest[V](ty: TensorType, row: &[f32], out: &mut [u8]) -> bool {
+        let blocks = out.chunks_exact_mut(ty.block_bytes()).zip(row.as_chunks::<32>().0);
+        let _ = V::splat(0.0);
+        blocks.fold(ty.block_len() == 32, |done, (out, x)| done && largest::encode(ty, x, out))
+    }
+}
+
+wide! {
+    /// Sums of `(weight - back)²` and of `weight²`.
+    pub(crate) fn error_sums[V](weights: &[f32], back: &[f32]) -> (f64, f64) {
+        let _ = V::splat(0.0);
+        let (mut error, mut norm) = (0.0, 0.0);
+        // few enough for single precision
+        for (a, b) in weights.chunks(256).zip(back.chunks(256)) {
+            let (mut errors, mut squares) = ([0.0f32; 8], [0.0f32; 8]);
+            let rest = a.as_chunks::<8>().1.iter().zip(b.as_chunks::<8>().1);
+            for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
+                for i in 0..8 {
+                    errors[i] += (a[i] - b[i]) * (a[i] - b[i]);
+                    squares[i] += a[i] * a[i];
+                }
+            }
+            for (a, b) in rest {
+                (errors[0], squares[0]) = (errors[0] + (a - b) * (a - b), squares[0] + a * a);
+            }
+            let sum = |v: [f32; 8]| v.into_iter().map(f64::from).sum::<f64>();
+            (error, norm) = (error + sum(errors), norm + sum(squares));
+        }
+        (error, norm)
+    }
+}
+
+wide! {
     /// Chooses the scales of one block of a quantised type. `x` and `importance` hold `ty.block_len()` values.
     /// Float types have no scales: their grid is empty.
     #[must_use]
-    pub fn fit(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
-        fit_block(ty, x, importance)
+    pub fn fit[V](ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
+        fit_block::<V>(ty, x, importance)
     }
 }
 
 #[inline(always)]
-fn fit_block(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
+fn fit_block<V: lanes::Lanes>(ty: TensorType, x: &[f32], importance: Option<&[f32]>) -> Fit {
     match ty {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => {
             Fit { grid: Grid::new(1, 0, 0, 0), header: [0; MAX_HEADER] }
         }
-        TensorType::Q4_0 => legacy::symmetric(x, importance, 4),
-        TensorType::Q5_0 => legacy::symmetric(x, importance, 5),
-        TensorType::Q4_1 => legacy::affine(x, importance, 15),
-        TensorType::Q5_1 => legacy::affine(x, importance, 31),
+        TensorType::Q4_0 => legacy::symmetric::<V>(x, importance, 4),
+        TensorType::Q5_0 => legacy::symmetric::<V>(x, importance, 5),
+        TensorType::Q4_1 => legacy::affine::<V>(x, importance, 15),
+        TensorType::Q5_1 => legacy::affine::<V>(x, importance, 31),
         TensorType::Q8_0 => legacy::q8_0(x),
         TensorType::Iq4Nl => nonlinear::iq4_nl(x, importance),
-        TensorType::Q4K => superblock::affine(x, importance, 15),
-        TensorType::Q5K => superblock::affine(x, importance, 31),
-        TensorType::Q6K => superblock::symmetric(x, importance),
+        TensorType::Q4K => superblock::affine::<V>(x, importance, 15),
+        TensorType::Q5K => superblock::affine::<V>(x, importance, 31),
+        TensorType::Q6K => superblock::symmetric::<V>(x, importance),
     }
 }
 
 /// Refuses what [`quantize`] refuses of values.
 pub(crate) fn check_weights(ty: TensorType, weights: &[f32]) -> Result<(), CodecError> {
+    const PART: usize = 1 << 16;
+    let bad = weights.par_chunks(PART).enumerate().find_map_first(|(i, part)| check_part(ty, part, i * PART).err());
+    bad.map_or(Ok(()), Err)
+}
+
+/// The same for values that begin with weight `first`.
+pub(crate) fn check_part(ty: TensorType, weights: &[f32], first: usize) -> Result<(), CodecError> {
     let limit = match ty {
         TensorType::F32 | TensorType::BF16 => f32::MAX,
         _ => f16::MAX.to_f32(),
     };
-    let bad = |x: &f32| x.is_nan() || x.abs() > limit;
-    let part = weights.par_chunks(1 << 16).position_first(|part| part.iter().any(bad));
-    let Some(part) = part else { return Ok(()) };
-    let from = part << 16;
-    let found = weights[from..].iter().position(bad);
-    let index = from + found.unwrap_or(0);
-    let value = weights[index];
+    // a NaN is not below a limit
+    let fine = weights.iter().fold(true, |fine, x| fine & (x.abs() <= limit));
+    let Some(at) = weights.iter().position(|x| !fine && !(x.abs() <= limit)) else { return Ok(()) };
+    let (index, value) = (first + at, weights[at]);
     Err(if value.is_finite() {
         CodecError::OutOfRange { ty, index, value }
     } else {
@@ -233,7 +286,8 @@ pub(crate) fn check_weights(ty: TensorType, weights: &[f32]) -> Result<(), Codec
     })
 }
 
-fn check_importance(row_len: usize, importance: Option<&[f32]>) -> Result<(), CodecError> {
+/// Refuses importance of the wrong length or sign.
+pub(crate) fn check_importance(row_len: usize, importance: Option<&[f32]>) -> Result<(), CodecError> {
     let Some(importance) = importance else { return Ok(()) };
     if importance.len() != row_len {
         return Err(CodecError::Length { want: row_len, got: importance.len() });

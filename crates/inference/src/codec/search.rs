@@ -1,5 +1,6 @@
 //! The grid of representable values of a block, and the weights of the scale search.
 
+use super::lanes::{Lanes, sums};
 use super::nonlinear;
 
 /// Most sub-blocks in a block (Q6_K).
@@ -102,17 +103,28 @@ pub(super) fn sigma2(x: &[f32]) -> f32 {
 /// Least-squares scale for `x ≈ scale * level`, levels in `-n..n` (`n` = half the number of levels).
 /// Tries 19 scales around the largest magnitude, each with both signs, since the negative side has one level more.
 #[inline(always)]
-pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: i32) -> f32 {
+pub(super) fn symmetric<V: Lanes, const N: usize>(x: &[f32; N], w: &[f32; N], n: i32) -> f32 {
     let extreme = x.iter().fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
     if extreme.abs() < 1e-15 {
         return 0.0;
     }
-    let (lo, hi) = (-(n as f32), (n - 1) as f32);
+    let mut inverse = [0.0f32; SIGNED.next_multiple_of(8)];
+    for (i, inverse) in inverse.iter_mut().enumerate() {
+        let i = i.min(SIGNED - 1);
+        let (sign, k) = (if i < SCALES { -1.0 } else { 1.0 }, (i % SCALES) as f32 - (SCALES / 2) as f32);
+        *inverse = sign * (n as f32 + 0.1 * k) / extreme;
+    }
+    let (lo, hi) = (V::splat(-(n as f32)), V::splat((n - 1) as f32));
+    let wx: [f32; N] = std::array::from_fn(|i| w[i] * x[i]);
     let mut best = (-1.0f32, 0.0f32);
-    for sign in [-1.0, 1.0] {
-        for k in -9..=9 {
-            let inverse = sign * (n as f32 + 0.1 * k as f32) / extreme;
-            let (lx, ll) = project(x, w, inverse, lo, hi);
+    for inverse in inverse.as_chunks::<8>().0 {
+        let inverse = V::load(*inverse);
+        // `Σ w x l` and `Σ w l²` for the levels `l`
+        let [lx, ll] = sums!(V, 2, N, i => {
+            let l = inverse.mul(V::splat(x[i])).level(lo, hi);
+            [V::splat(wx[i]).mul(l), V::splat(w[i]).mul(l).mul(l)]
+        });
+        for (lx, ll) in lx.values().into_iter().zip(ll.values()) {
             // Best scale for these levels is lx/ll, and it removes lx²/ll of the error.
             if ll > 0.0 && lx * lx > best.0 * ll {
                 best = (lx * lx / ll, lx / ll);
@@ -122,20 +134,9 @@ pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: i32) -> f
     best.1
 }
 
-/// `Σ w x l` and `Σ w l²` for the levels `l = clamp(round(inverse * x))`.
-#[inline(always)]
-fn project<const N: usize>(x: &[f32; N], w: &[f32; N], inverse: f32, lo: f32, hi: f32) -> (f32, f32) {
-    const LANES: usize = 8;
-    let (mut lx, mut ll) = ([0.0f32; LANES], [0.0f32; LANES]);
-    for (x, w) in x.as_chunks::<LANES>().0.iter().zip(w.as_chunks::<LANES>().0) {
-        for i in 0..LANES {
-            let l = nearest(inverse * x[i]).clamp(lo, hi);
-            lx[i] += w[i] * x[i] * l;
-            ll[i] += w[i] * l * l;
-        }
-    }
-    (lx.iter().sum(), ll.iter().sum())
-}
+/// Scales that are tried, and with both signs.
+const SCALES: usize = 19;
+const SIGNED: usize = 2 * SCALES;
 
 /// Quantises non-negative sub-scales to `0..=max` with one step: weighted least squares over 17 candidates.
 /// Returns the step; levels are the nearest ones.

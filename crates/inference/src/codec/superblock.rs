@@ -3,6 +3,7 @@
 use super::{
     Fit, MAX_HEADER,
     affine::{self, Candidates},
+    lanes::Lanes,
     legacy::half,
     search::{self, Grid, nearest},
 };
@@ -14,7 +15,7 @@ const SUBS: usize = N / SUB;
 
 /// Q4_K (`max` 15) and Q5_K (`max` 31): 8 sub-blocks, 6-bit scales and minima.
 #[inline(always)]
-pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
+pub(super) fn affine<V: Lanes>(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
     let candidates = if max == 15 {
         Candidates { first: -1.0, delta: 0.1, count: 21 }
     } else {
@@ -25,7 +26,7 @@ pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, max: i32) -> Fit {
     for (s, part) in x.as_chunks::<SUB>().0.iter().enumerate() {
         let mut w = [0.0; SUB];
         search::error_weights(part, importance.map(|q| &q[s * SUB..(s + 1) * SUB]), sigma2, &mut w);
-        let line = affine::line(part, &w, max as f32, true, candidates);
+        let line = affine::line::<V>(part, &w, max as f32, true, candidates);
         scales[s] = line.scale;
         mins[s] = -line.offset;
         weights[s] = w.iter().sum();
@@ -96,14 +97,14 @@ pub(crate) fn unpack_six_bits(packed: &[u8], j: usize) -> (u8, u8) {
 
 /// Q6_K: 16 sub-blocks of 16, signed 8-bit scales, no minimum.
 #[inline(always)]
-pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>) -> Fit {
+pub(super) fn symmetric<V: Lanes>(x: &[f32], importance: Option<&[f32]>) -> Fit {
     const SUB: usize = 16;
     let sigma2 = search::sigma2(x);
     let mut scales = [0.0f32; N / SUB];
     for (s, part) in x.as_chunks::<SUB>().0.iter().enumerate() {
         let mut w = [0.0; SUB];
         search::error_weights(part, importance.map(|q| &q[s * SUB..(s + 1) * SUB]), sigma2, &mut w);
-        scales[s] = search::symmetric(part, &w, 32);
+        scales[s] = search::symmetric::<V, _>(part, &w, 32);
     }
     let extreme = scales.iter().fold(0.0f32, |m, &s| if s.abs() > m.abs() { s } else { m });
     let d = half(extreme / -128.0);

@@ -1,7 +1,7 @@
 //! What the metadata of a GGUF file says about a decoder.
 
 use super::{ModelError, mla::LatentConfig, moe::ExpertConfig, rope::Yarn};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Value};
 
 /// Decoder families that this crate can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +122,32 @@ impl ModelConfig {
         }
         config.check()?;
         Ok(config)
+    }
+
+    /// Metadata of an F32 file with this decoder, but for its vocabulary: what [`ModelConfig::from_gguf`] reads of an
+    /// architecture without latent attention and experts.
+    #[must_use]
+    pub fn metadata(&self, name: &str) -> Vec<(String, Value)> {
+        let size = |v: usize| Value::U32(v as u32);
+        let own = [
+            ("block_count", size(self.layers)),
+            ("context_length", size(self.context)),
+            ("embedding_length", size(self.width)),
+            ("feed_forward_length", size(self.ffn)),
+            ("attention.head_count", size(self.heads)),
+            ("attention.head_count_kv", size(self.kv_heads)),
+            ("attention.layer_norm_rms_epsilon", self.rms_eps.into()),
+            ("rope.dimension_count", size(self.rope.dims)),
+            ("rope.freq_base", self.rope.base.into()),
+            ("vocab_size", size(self.vocab)),
+        ];
+        let mut all = vec![
+            ("general.architecture".to_owned(), Value::from(self.arch.name())),
+            ("general.name".to_owned(), name.into()),
+            ("general.file_type".to_owned(), 0u32.into()),
+        ];
+        all.extend(own.map(|(key, value)| (format!("{}.{key}", self.arch.name()), value)));
+        all
     }
 
     /// Refuses what only works on blocks of seven plain matrices; `what` names it.

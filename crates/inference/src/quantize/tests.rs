@@ -1,6 +1,7 @@
 //! Choice of types, refusals, report, and the real model.
 
 use super::*;
+use crate::codec;
 use crate::gguf::{TensorData, write};
 use crate::testing::model_file;
 use std::path::PathBuf;

@@ -6,6 +6,7 @@ mod deepseek_convert;
 mod dequantize;
 mod files;
 mod importance;
+mod largest;
 mod logits;
 
 use crate::model::Decoder;
