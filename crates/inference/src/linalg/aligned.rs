@@ -1,6 +1,7 @@
 //! Buffers that start on a cache line: a 64-byte load that straddles two lines costs twice.
 
 use half::f16;
+use memmap2::MmapMut;
 
 const LINE: usize = 64;
 
@@ -15,28 +16,53 @@ impl Plain for i8 {}
 #[repr(C, align(64))]
 struct Line([u8; LINE]);
 
-/// Memory that the system hands out zeroed, so that the threads that fill it are the first to touch it.
-fn zeroed_lines(n: usize) -> Vec<Line> {
-    let Ok(layout) = std::alloc::Layout::array::<Line>(n) else { return vec![Line([0; LINE]); n] };
-    if layout.size() == 0 {
-        return Vec::new();
+/// From this size on, memory comes from the system: zeroed, and touched first by the threads that fill it.
+const PAGES: usize = 1 << 18;
+
+enum Memory {
+    Lines(Vec<Line>),
+    Pages(MmapMut),
+}
+
+impl Memory {
+    fn zeroed(bytes: usize) -> Self {
+        let pages = (bytes >= PAGES).then(|| MmapMut::map_anon(bytes).ok()).flatten();
+        pages.map_or_else(|| Self::Lines(vec![Line([0; LINE]); bytes.div_ceil(LINE)]), Self::Pages)
     }
-    // SAFETY: the layout is not empty and is the one that a vector of `n` lines has; zeroed bytes are lines.
-    unsafe {
-        let start = std::alloc::alloc_zeroed(layout);
-        if start.is_null() {
-            std::alloc::handle_alloc_error(layout);
+    fn start(&self) -> *const u8 {
+        match self {
+            Self::Lines(lines) => lines.as_ptr().cast(),
+            Self::Pages(pages) => pages.as_ptr(),
         }
-        Vec::from_raw_parts(start.cast(), n, n)
+    }
+    fn start_mut(&mut self) -> *mut u8 {
+        match self {
+            Self::Lines(lines) => lines.as_mut_ptr().cast(),
+            Self::Pages(pages) => pages.as_mut_ptr(),
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::Lines(Vec::new())
     }
 }
 
 /// A zero-initialised vector of `T` at a 64-byte boundary.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Aligned<T> {
-    lines: Vec<Line>,
+    memory: Memory,
     len: usize,
     kind: std::marker::PhantomData<T>,
+}
+
+impl<T: Plain> Clone for Aligned<T> {
+    fn clone(&self) -> Self {
+        let mut copy = Self::zeroed(self.len);
+        copy.copy_from_slice(self);
+        copy
+    }
 }
 
 impl<T> std::fmt::Debug for Aligned<T> {
@@ -47,13 +73,14 @@ impl<T> std::fmt::Debug for Aligned<T> {
 
 impl<T: Plain> Aligned<T> {
     pub fn zeroed(len: usize) -> Self {
-        Self { lines: zeroed_lines((len * size_of::<T>()).div_ceil(LINE)), len, kind: std::marker::PhantomData }
+        Self { memory: Memory::zeroed(len * size_of::<T>()), len, kind: std::marker::PhantomData }
     }
     /// Makes room for at least `len` values; old values stay.
     pub fn reserve(&mut self, len: usize) {
         if self.len < len {
-            self.lines.resize((len * size_of::<T>()).div_ceil(LINE), Line([0; LINE]));
-            self.len = len;
+            let mut more = Self::zeroed(len);
+            more[..self.len].copy_from_slice(self);
+            *self = more;
         }
     }
 }
@@ -61,13 +88,13 @@ impl<T: Plain> Aligned<T> {
 impl<T: Plain> std::ops::Deref for Aligned<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: `lines` holds at least `len` initialised values of a plain type, more strictly aligned.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+        // SAFETY: the memory holds at least `len` initialised values of a plain type, more strictly aligned.
+        unsafe { std::slice::from_raw_parts(self.memory.start().cast(), self.len) }
     }
 }
 impl<T: Plain> std::ops::DerefMut for Aligned<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above; `&mut self` is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.start_mut().cast(), self.len) }
     }
 }

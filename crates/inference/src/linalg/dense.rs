@@ -1,7 +1,7 @@
 //! Products of plain f32 matrices, packed on the way: adapter weights, attention gradients.
 
-use super::kernel::{LANES, Panel, SharedMut, Target, tiles};
-use super::packed::{each_panel, k_blocks, with_columns, with_rows, with_wide};
+use super::kernel::{LANES, Panel, SharedMut};
+use super::product::{self, Panels, with_columns, with_rows};
 use super::rows::{MAX_ROWS, Rows};
 use rayon::prelude::*;
 
@@ -37,9 +37,14 @@ impl<'a> Operand<'a> {
                 }
             }
         } else {
-            for (i, step) in out.chunks_exact_mut(LANES).take(k).enumerate() {
-                step[..width].copy_from_slice(&self.data[(from + i) * self.stride + col..][..width]);
-                step[width..].fill(0.0);
+            for (i, step) in out.as_chunks_mut::<LANES>().0.iter_mut().take(k).enumerate() {
+                let row = &self.data[(from + i) * self.stride + col..][..width];
+                if let Some(row) = row.first_chunk::<LANES>() {
+                    *step = *row; // a copy of known size is two instructions
+                } else {
+                    step[..width].copy_from_slice(row);
+                    step[width..].fill(0.0);
+                }
             }
         }
     }
@@ -107,20 +112,50 @@ fn fill_rows(m: usize, n: usize, c: &mut [f32], c_stride: usize, add: bool) {
 }
 
 fn product(a: &Rows<'_>, n: usize, b: Operand<'_>, c: &mut [f32], c_stride: usize, add: bool) {
-    let (m, k) = (a.m, a.k);
-    assert!((m - 1) * c_stride + n <= c.len(), "matrix product: the result does not fit");
-    let c = SharedMut::new(c);
-    each_panel(n, m * k * LANES, |p| {
-        let cols = LANES.min(n - p * LANES);
-        for (from, len) in k_blocks(k) {
-            with_wide(len * LANES, |wide| {
-                b.panel(p * LANES, cols, from, len, wide);
-                let out = Target { c, at: p * LANES, stride: c_stride, cols, add: add || from > 0 };
-                // SAFETY: panel `p` is the only writer of its columns of `c`.
-                unsafe { tiles(a, from, len, Panel::F32(wide), out) }
-            });
+    assert!((a.m - 1) * c_stride + n <= c.len(), "matrix product: the result does not fit");
+    product::product(a, n, &Columns(b, n), (SharedMut::new(c), 0, c_stride), add);
+}
+
+/// An operand of so many columns.
+pub(super) struct Columns<'a>(pub Operand<'a>, pub usize);
+
+impl Panels for Columns<'_> {
+    fn panel<'a>(&'a self, p: usize, from: usize, k: usize, wide: &'a mut [f32]) -> Panel<'a> {
+        let wide = &mut wide[..k * LANES];
+        self.0.panel(p * LANES, LANES.min(self.1 - p * LANES), from, k, wide);
+        Panel::F32(wide)
+    }
+}
+
+/// Matrices of `rank` columns each side by side, where each has its own rows (its first one, and the values transposed, `rank ×
+/// rows`); everything else is 0.
+pub(crate) struct Diagonal<'a> {
+    pub rank: usize,
+    pub parts: Vec<(usize, &'a [f32])>,
+}
+
+impl Diagonal<'_> {
+    pub fn columns(&self) -> usize {
+        self.rank * self.parts.len()
+    }
+}
+
+impl Panels for Diagonal<'_> {
+    fn panel<'a>(&'a self, p: usize, from: usize, k: usize, wide: &'a mut [f32]) -> Panel<'a> {
+        let wide = &mut wide[..k * LANES];
+        wide.fill(0.0);
+        for lane in 0..LANES.min(self.columns() - p * LANES) {
+            let column = p * LANES + lane;
+            let (first, values) = self.parts[column / self.rank];
+            let rows = values.len() / self.rank;
+            let column = &values[column % self.rank * rows..][..rows];
+            let (begin, end) = (first.max(from), (first + rows).min(from + k));
+            for row in begin..end {
+                wide[(row - from) * LANES + lane] = column[row - first];
+            }
         }
-    });
+        Panel::F32(wide)
+    }
 }
 
 #[cfg(test)]

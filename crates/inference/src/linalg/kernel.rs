@@ -6,6 +6,7 @@
 
 use super::rows::{MAX_ROWS, Rows, by_rows, tile_rows};
 use half::f16;
+use std::ops::Range;
 
 /// Columns of a panel.
 pub(crate) const LANES: usize = 32;
@@ -71,24 +72,34 @@ pub(crate) struct Target {
     pub add: bool,
 }
 
-/// `c[r, ..cols] (+)= sum_k x[r, from + k] * panel[k, ..cols]` over the `steps` steps of `panel`.
+/// `c[r, ..cols] (+)= sum_k x[r, from + k] * panel[k, ..cols]` over the `steps` steps of `panel`, for some rows of `x`, which
+/// begin with a tile.
 ///
 /// # Safety
 /// No other thread may touch these columns of `out` meanwhile.
-pub(crate) unsafe fn tiles(x: &Rows<'_>, from: usize, steps: usize, panel: Panel<'_>, out: Target) {
+pub(crate) unsafe fn tiles(x: &Rows<'_>, rows: Range<usize>, from: usize, steps: usize, panel: Panel<'_>, out: Target) {
     // SAFETY: the caller's promise.
-    unsafe { tiles_with(Isa::detect(), x, from, steps, panel, out) }
+    unsafe { tiles_with(Isa::detect(), x, rows, from, steps, panel, out) }
 }
 
-unsafe fn tiles_with(isa: Isa, x: &Rows<'_>, from: usize, steps: usize, panel: Panel<'_>, out: Target) {
-    if x.m == 0 {
+unsafe fn tiles_with(
+    isa: Isa,
+    x: &Rows<'_>,
+    rows: Range<usize>,
+    from: usize,
+    steps: usize,
+    panel: Panel<'_>,
+    out: Target,
+) {
+    let step = tile_rows(x.m);
+    if rows.is_empty() {
         return;
     }
+    assert!(rows.end <= x.m && rows.start.is_multiple_of(step), "rows outside the matrix, or inside a tile");
     assert!(from + steps <= x.k, "steps outside the rows");
     assert!(panel.len() >= steps * LANES && (1..=LANES).contains(&out.cols), "panel is too short");
-    assert!(out.at + (x.m - 1) * out.stride + out.cols <= out.c.len, "the result is too short");
-    let step = tile_rows(x.m);
-    for first in (0..x.m).step_by(step) {
+    assert!(out.at + (rows.end - 1) * out.stride + out.cols <= out.c.len, "the result is too short");
+    for first in rows.clone().step_by(step) {
         let rows = step.min(x.m - first);
         // SAFETY: all ranges were checked above; exclusivity of `c` is the caller's promise.
         unsafe {
@@ -406,14 +417,14 @@ mod tests {
                     for (panel, out) in [(Panel::I8(&bytes), &mut a), (Panel::F32(&of_bytes), &mut b)] {
                         let out = Target { c: SharedMut::new(out), at: 0, stride, cols, add };
                         // SAFETY: `a` and `b` belong to this test.
-                        unsafe { tiles_with(isa, &rows, from, k, panel, out) }
+                        unsafe { tiles_with(isa, &rows, 0..m, from, k, panel, out) }
                     }
                     assert_eq!(a, b, "{isa:?} {m} rows, {cols} columns, {add}, 8 bits");
                     for panel in [Panel::F16(&narrow), Panel::F32(&wide)] {
                         let mut got = start.clone();
                         let out = Target { c: SharedMut::new(&mut got), at: 0, stride, cols, add };
                         // SAFETY: `got` belongs to this test.
-                        unsafe { tiles_with(isa, &rows, from, k, panel, out) }
+                        unsafe { tiles_with(isa, &rows, 0..m, from, k, panel, out) }
                         assert_eq!(got, want, "{isa:?} {m} rows, {cols} columns, {add}");
                     }
                 }

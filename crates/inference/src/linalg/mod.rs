@@ -19,12 +19,13 @@ mod dense;
 mod kernel;
 mod ops;
 mod packed;
+mod product;
 mod rows;
 mod team;
 
 pub(crate) use aligned::Aligned;
 pub(crate) use cholesky::{cholesky, invert_lower};
-pub(crate) use dense::{Operand, gemm, gemm_columns};
+pub(crate) use dense::{Diagonal, Operand, gemm, gemm_columns};
 pub(crate) use kernel::{LANES, Panel, SharedMut, Target, tiles};
 pub(crate) use ops::{
     add, dot, exp_in_place, log_sum_exp, rms_norm, rms_norm_backward, rms_norm_weight_backward, softmax_prefix, swiglu,

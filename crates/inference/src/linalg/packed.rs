@@ -2,18 +2,14 @@
 
 use super::aligned::{Aligned, Plain};
 use super::blocks::Blocks;
-use super::kernel::{LANES, Panel, SharedMut, Target, tiles};
-use super::rows::{Rows, widen};
-use super::team::parallel;
+use super::dense::{Columns, Diagonal, Operand};
+use super::kernel::{LANES, Panel, SharedMut};
+use super::product::{Panels, product, with_rows};
+use super::rows::widen;
 use crate::gguf::TensorType;
 use half::f16;
 use rayon::prelude::*;
-use std::cell::RefCell;
 
-/// Steps of the inner sum done at a time: a tile's rows and half a panel stay in the first-level cache.
-const K_BLOCK: usize = 768;
-/// Fewer multiply-adds than this are not worth waking another thread.
-const PARALLEL_FROM: usize = 1 << 16;
 /// From this many rows on, an f16 panel is widened once instead of in every tile.
 const WIDEN_FROM: usize = 49;
 
@@ -44,11 +40,6 @@ pub struct Packed {
     rows: usize,
     cols: usize,
     data: Data,
-}
-
-thread_local! {
-    static WIDE: RefCell<Aligned<f32>> = RefCell::default();
-    static ROWS: RefCell<Aligned<f32>> = RefCell::default();
 }
 
 impl Packed {
@@ -146,53 +137,57 @@ impl Packed {
     pub(crate) fn forward_at(&self, x: &[f32], m: usize, out: &mut [f32], at: usize, stride: usize, add: bool) {
         assert!(x.len() >= m * self.cols && at + self.rows <= stride, "matrix product: wrong sizes");
         let c = SharedMut::new(out);
-        with_rows(x, self.cols, m, self.cols, |x| {
-            each_panel(self.rows, m * self.cols * LANES, |p| {
-                let cols = LANES.min(self.rows - p * LANES);
-                let out = Target { c, at: at + p * LANES, stride, cols, add };
-                // SAFETY: panel `p` is the only writer of its columns of `out`.
-                unsafe { self.forward_panel(p, x, out) }
-            });
-        });
+        let panels = Outputs { of: self, widen: m >= WIDEN_FROM };
+        with_rows(x, self.cols, m, self.cols, |x| product(x, self.rows, &panels, (c, at, stride), add));
     }
 
-    unsafe fn forward_panel(&self, p: usize, x: &Rows<'_>, out: Target) {
-        for (from, k) in k_blocks(self.cols) {
-            let range = (p * self.cols + from) * LANES..(p * self.cols + from + k) * LANES;
-            let out = Target { add: out.add || from > 0, ..out };
-            // SAFETY: the caller's promise.
-            let run = |panel: Panel<'_>| unsafe { tiles(x, from, k, panel, out) };
-            match &self.data {
-                Data::F16(d) if x.len() >= WIDEN_FROM => with_wide(k * LANES, |wide| {
-                    widen(&d[range], wide);
-                    run(Panel::F32(wide));
-                }),
-                Data::F16(d) => run(Panel::F16(&d[range])),
-                Data::F32(d) => run(Panel::F32(&d[range])),
-                Data::Blocks(b) => with_wide(k * LANES, |wide| {
-                    b.panel(p * LANES, from, k, wide);
-                    run(Panel::F32(wide));
-                }),
-            }
-        }
+    /// [`Packed::forward`], and `also[m, n] = x · b`.
+    #[allow(clippy::too_many_arguments, reason = "two matrix products that share their left side")]
+    pub(crate) fn forward_also(
+        &self,
+        x: &[f32],
+        m: usize,
+        out: &mut [f32],
+        add: bool,
+        b: Operand<'_>,
+        n: usize,
+        also: &mut [f32],
+    ) {
+        assert!(x.len() >= m * self.cols && out.len() >= m * self.rows, "matrix product: wrong sizes");
+        let (c, also) = (SharedMut::new(out), SharedMut::new(also));
+        let panels = Outputs { of: self, widen: m >= WIDEN_FROM };
+        with_rows(x, self.cols, m, self.cols, |x| {
+            product(x, n, &Columns(b, n), (also, 0, n), false);
+            product(x, self.rows, &panels, (c, 0, self.rows), add);
+        });
     }
 
     /// `dx[m, cols] (+)= dy[m, rows] · W`: the gradient of [`Packed::forward`] with respect to its input.
     pub(crate) fn backward(&self, dy: &[f32], m: usize, dx: &mut [f32], add: bool) {
         assert!(dy.len() >= m * self.rows && dx.len() >= m * self.cols, "matrix product: wrong sizes");
-        let target = SharedMut::new(dx);
+        let c = SharedMut::new(dx);
+        with_rows(dy, self.rows, m, self.rows, |dy| product(dy, self.cols, &Inputs(self), (c, 0, self.cols), add));
+    }
+
+    /// [`Packed::backward`], where `dx` is wanted, and `also = dy · b`.
+    pub(crate) fn backward_also(
+        &self,
+        dy: &[f32],
+        m: usize,
+        dx: Option<&mut [f32]>,
+        add: bool,
+        b: &Diagonal<'_>,
+        also: &mut [f32],
+    ) {
+        assert!(dy.len() >= m * self.rows, "matrix product: wrong sizes");
+        assert!(dx.as_ref().is_none_or(|dx| dx.len() >= m * self.cols), "matrix product: wrong sizes");
+        let also = SharedMut::new(also);
+        let dx = dx.map(SharedMut::new);
         with_rows(dy, self.rows, m, self.rows, |dy| {
-            each_panel(self.cols, m * self.rows * LANES, |c| {
-                let cols = LANES.min(self.cols - c * LANES);
-                for (from, k) in k_blocks(self.rows) {
-                    with_wide(k.next_multiple_of(LANES) * LANES, |wide| {
-                        self.transpose(c * LANES, cols, from, k, wide);
-                        let out = Target { c: target, at: c * LANES, stride: self.cols, cols, add: add || from > 0 };
-                        // SAFETY: panel `c` is the only writer of its columns of `dx`.
-                        unsafe { tiles(dy, from, k, Panel::F32(wide), out) }
-                    });
-                }
-            });
+            product(dy, b.columns(), b, (also, 0, b.columns()), false);
+            if let Some(dx) = dx {
+                product(dy, self.cols, &Inputs(self), (dx, 0, self.cols), add);
+            }
         });
     }
 
@@ -211,6 +206,38 @@ impl Packed {
             }
             super::ops::transpose_block(&block, out);
         }
+    }
+}
+
+/// Panels of outputs, for the product with inputs.
+struct Outputs<'a> {
+    of: &'a Packed,
+    /// F16 panels are widened once instead of in every tile.
+    widen: bool,
+}
+
+impl Panels for Outputs<'_> {
+    fn panel<'a>(&'a self, p: usize, from: usize, k: usize, wide: &'a mut [f32]) -> Panel<'a> {
+        let range = (p * self.of.cols + from) * LANES..(p * self.of.cols + from + k) * LANES;
+        let wide = &mut wide[..k * LANES];
+        match &self.of.data {
+            Data::F16(d) if self.widen => widen(&d[range], wide),
+            Data::F16(d) => return Panel::F16(&d[range]),
+            Data::F32(d) => return Panel::F32(&d[range]),
+            Data::Blocks(b) => b.panel(p * LANES, from, k, wide),
+        }
+        Panel::F32(wide)
+    }
+}
+
+/// Panels of inputs, for the product with gradients of outputs.
+struct Inputs<'a>(&'a Packed);
+
+impl Panels for Inputs<'_> {
+    fn panel<'a>(&'a self, p: usize, from: usize, k: usize, wide: &'a mut [f32]) -> Panel<'a> {
+        let cols = LANES.min(self.0.cols - p * LANES);
+        self.0.transpose(p * LANES, cols, from, k, wide);
+        Panel::F32(&wide[..k * LANES])
     }
 }
 
@@ -237,26 +264,11 @@ fn pack<T: Plain>(rows: &[&[f32]], cols: usize, size: usize, f: impl Fn(f32) -> 
 
 /// [`pack`] of rows of f16 bytes; the index of the first weight that is not finite, if there is one.
 fn pack_halves(rows: &[&[u8]], cols: usize) -> Result<Aligned<f16>, usize> {
-    /// Steps turned at a time: a line of each row.
-    const STEPS: usize = 32;
     let mut data = Aligned::<f16>::zeroed(rows.len().div_ceil(LANES) * LANES * cols);
     let bad = data
         .par_chunks_mut(LANES * cols)
         .zip(rows.par_chunks(LANES))
-        .map(|(panel, rows)| {
-            let mut fine = true;
-            for (i, steps) in panel.chunks_mut(LANES * STEPS).enumerate() {
-                for (lane, row) in rows.iter().enumerate() {
-                    let values = row[2 * i * STEPS..].as_chunks::<2>().0;
-                    for (step, v) in steps.chunks_exact_mut(LANES).zip(values) {
-                        let v = f16::from_le_bytes(*v);
-                        fine &= v.is_finite();
-                        step[lane] = v;
-                    }
-                }
-            }
-            fine
-        })
+        .map(|(panel, rows)| pack_halves_panel(rows, panel))
         .position_first(|fine| !fine);
     match bad {
         None => Ok(data),
@@ -269,46 +281,71 @@ fn pack_halves(rows: &[&[u8]], cols: usize) -> Result<Aligned<f16>, usize> {
     }
 }
 
-/// Near-equal blocks of the inner dimension, each a multiple of 32 long except the last: `(from, len)`.
-pub(super) fn k_blocks(k: usize) -> impl Iterator<Item = (usize, usize)> {
-    let step = k.div_ceil(k.div_ceil(K_BLOCK).max(1)).next_multiple_of(LANES).max(LANES);
-    (0..k).step_by(step).map(move |from| (from, step.min(k - from)))
-}
-
-/// Calls `f` for each panel of `width` columns, in parallel when it is worth it.
-pub(super) fn each_panel(width: usize, work_per_panel: usize, f: impl Fn(usize) + Sync + Send) {
-    let panels = width.div_ceil(LANES);
-    if panels < 2 || panels * work_per_panel < PARALLEL_FROM {
-        (0..panels).for_each(f);
-    } else {
-        let grain = panels.div_ceil(rayon::current_num_threads() * 8).max(1);
-        parallel(panels.div_ceil(grain), |i| (i * grain..panels.min((i + 1) * grain)).for_each(&f));
+/// One panel; whether all values are finite.
+fn pack_halves_panel(rows: &[&[u8]], panel: &mut [f16]) -> bool {
+    let steps = panel.len() / LANES;
+    let whole = if rows.len() == LANES { steps / EIGHT * EIGHT } else { 0 };
+    let mut greatest = 0;
+    for (i, to) in panel[..whole * LANES].chunks_exact_mut(LANES * EIGHT).enumerate() {
+        for (eighth, rows) in rows.chunks_exact(EIGHT).enumerate() {
+            let mut values = [[0u16; EIGHT]; EIGHT];
+            for (row, values) in rows.iter().zip(&mut values) {
+                let bytes = row[2 * i * EIGHT..][..2 * EIGHT].as_chunks::<2>().0;
+                values.iter_mut().zip(bytes).for_each(|(v, b)| *v = u16::from_le_bytes(*b));
+            }
+            let (turned, top) = turn(&values);
+            greatest = greatest.max(top);
+            for (step, values) in to.chunks_exact_mut(LANES).zip(turned) {
+                step[eighth * EIGHT..][..EIGHT].copy_from_slice(&values.map(f16::from_bits));
+            }
+        }
     }
+    for (j, step) in panel.chunks_exact_mut(LANES).enumerate().skip(whole) {
+        for (to, row) in step.iter_mut().zip(rows) {
+            *to = f16::from_le_bytes([row[2 * j], row[2 * j + 1]]);
+            greatest = greatest.max(to.to_bits() & SIZE);
+        }
+    }
+    greatest < f16::INFINITY.to_bits()
 }
 
-/// Lends this thread's scratch buffer.
-pub(super) fn with_wide<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    let mut buffer = WIDE.take();
-    buffer.reserve(len);
-    let result = f(&mut buffer[..len]);
-    WIDE.set(buffer);
-    result
-}
+/// Rows and steps of f16 values that are turned at a time.
+const EIGHT: usize = 8;
+/// All bits of an f16 but the sign.
+const SIZE: u16 = 0x7fff;
 
-/// Packs rows into this thread's buffer and lends them.
-pub(super) fn with_rows<R>(x: &[f32], stride: usize, m: usize, k: usize, f: impl FnOnce(&Rows<'_>) -> R) -> R {
-    let mut buffer = ROWS.take();
-    let result = f(&Rows::pack(x, stride, m, k, &mut buffer));
-    ROWS.set(buffer);
-    result
-}
-
-/// The same with the columns of `x`, which is stored `k × m`.
-pub(super) fn with_columns<R>(x: &[f32], stride: usize, m: usize, k: usize, f: impl FnOnce(&Rows<'_>) -> R) -> R {
-    let mut buffer = ROWS.take();
-    let result = f(&Rows::pack_columns(x, stride, m, k, &mut buffer));
-    ROWS.set(buffer);
-    result
+/// The transpose of a block of f16 values, and the greatest one without its sign.
+fn turn(block: &[[u16; EIGHT]; EIGHT]) -> ([[u16; EIGHT]; EIGHT], u16) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE2 is part of x86-64; eight values are one register.
+    unsafe {
+        use std::arch::x86_64::*;
+        let mut v: [__m128i; EIGHT] = [_mm_set1_epi16(SIZE.cast_signed()); EIGHT];
+        let mut top = _mm_setzero_si128();
+        for (v, row) in v.iter_mut().zip(block) {
+            let size = *v;
+            *v = _mm_loadu_si128(row.as_ptr().cast());
+            top = _mm_max_epi16(top, _mm_and_si128(*v, size));
+        }
+        for _ in 0..3 {
+            let from = v;
+            for i in 0..EIGHT / 2 {
+                v[2 * i] = _mm_unpacklo_epi16(from[i], from[i + EIGHT / 2]);
+                v[2 * i + 1] = _mm_unpackhi_epi16(from[i], from[i + EIGHT / 2]);
+            }
+        }
+        let (mut turned, mut tops) = ([[0u16; EIGHT]; EIGHT], [0u16; EIGHT]);
+        for (row, v) in turned.iter_mut().zip(v) {
+            _mm_storeu_si128(row.as_mut_ptr().cast(), v);
+        }
+        _mm_storeu_si128(tops.as_mut_ptr().cast(), top);
+        (turned, tops.into_iter().fold(0, u16::max))
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let top = block.iter().flatten().fold(0, |top, v| top.max(v & SIZE));
+        (std::array::from_fn(|j| std::array::from_fn(|r| block[r][j])), top)
+    }
 }
 
 #[cfg(test)]
@@ -432,5 +469,44 @@ mod tests {
         assert!(Packed::stack(&[&bad], 5, Storage::F32).is_ok());
         bad[3] = f32::NAN;
         assert_eq!(Packed::stack(&[&bad], 5, Storage::F32).unwrap_err(), 3);
+    }
+    #[test]
+    #[ignore = "temporary"]
+    fn temp_speed() {
+        for threads in [1, 2] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                for (m, n, k) in [
+                    (12, 32, 576),
+                    (1024, 32, 576),
+                    (96, 3072, 576),
+                    (384, 3072, 576),
+                    (1024, 3072, 576),
+                    (1024, 576, 1536),
+                    (1024, 576, 576),
+                    (1024, 960, 576),
+                    (128, 49152, 576),
+                ] {
+                    let packed = Packed::stack(&[&noise(n * k, 1)], k, Storage::F32).unwrap();
+                    let x = noise(m * k, 2);
+                    let mut out = vec![0.0; m * n];
+                    let dy = noise(m * n, 3);
+                    let mut dx = vec![0.0; m * k];
+                    let reps = (20_000_000_000.0 / (2.0 * m as f64 * n as f64 * k as f64)).ceil() as usize;
+                    let t = std::time::Instant::now();
+                    for _ in 0..reps {
+                        packed.forward(&x, m, &mut out, false);
+                    }
+                    let f = t.elapsed().as_secs_f64();
+                    let t = std::time::Instant::now();
+                    for _ in 0..reps {
+                        packed.backward(&dy, m, &mut dx, false);
+                    }
+                    let b = t.elapsed().as_secs_f64();
+                    let g = |s: f64| reps as f64 * 2.0 * m as f64 * n as f64 * k as f64 / s / 1e9;
+                    eprintln!("{threads} {m} {n} {k}: forward {:.1} GFLOPS, backward {:.1}", g(f), g(b));
+                }
+            });
+        }
     }
 }

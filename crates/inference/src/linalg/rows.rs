@@ -55,18 +55,26 @@ impl<'a> Rows<'a> {
     /// Packs the transpose of a `k × m` matrix, whose rows are `stride` apart: its columns become the rows.
     pub fn pack_columns(x: &[f32], stride: usize, m: usize, k: usize, buffer: &'a mut Aligned<f32>) -> Self {
         buffer.reserve(m * k);
+        assert!(k == 0 || x.len() >= (k - 1) * stride + m, "the matrix is too short");
         let step = tile_rows(m);
         buffer[..m * k].par_chunks_mut(step * k).enumerate().for_each(|(i, tile)| {
-            let rows = tile.len() / k;
-            for (j, out) in tile.chunks_exact_mut(rows).enumerate() {
-                out.copy_from_slice(&x[j * stride + i * step..][..rows]);
-            }
+            let x = &x[i * step..];
+            by_rows!(tile.len() / k, copy_columns(x, stride, tile), 1 2 3 4 5 6 7 8 9 10 11 12);
         });
         Self { data: &buffer[..m * k], m, k }
     }
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.m
+    }
+}
+
+/// Copies the first `R` values of each row.
+fn copy_columns<const R: usize>(x: &[f32], stride: usize, out: &mut [f32]) {
+    for (out, row) in out.as_chunks_mut::<R>().0.iter_mut().zip(x.chunks(stride)) {
+        if let Some(row) = row.first_chunk::<R>() {
+            *out = *row;
+        }
     }
 }
 

@@ -111,7 +111,7 @@ fn run(c: &ModelConfig, layer: usize, task: &Task<'_>, qkv: &[f32], out: SharedM
             let cols = LANES.min(d - panel * LANES);
             let to = Target { c: target, at: panel * LANES, stride: d, cols, add: page > 0 };
             // SAFETY: `s.out` belongs to this thread.
-            unsafe { tiles(rows, 0, steps, values, to) }
+            unsafe { tiles(rows, 0..rows.len(), 0, steps, values, to) }
         };
         match span.cache.head(layer, task.head, page) {
             Head::F16 { values, .. } => {
@@ -155,7 +155,7 @@ fn scores_f16(cache: &Sequence, at: &At, query: &Rows<'_>, target: SharedMut, wi
         let keys = &keys[panel * LANES % PAGE * at.d..][..LANES * at.d];
         let to = Target { c: target, at: panel * LANES, stride: width, cols: LANES, add: false };
         // SAFETY: the scores belong to this thread.
-        unsafe { tiles(query, 0, at.d, Panel::F16(keys), to) }
+        unsafe { tiles(query, 0..query.len(), 0, at.d, Panel::F16(keys), to) }
     }
 }
 

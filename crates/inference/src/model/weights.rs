@@ -3,6 +3,7 @@
 use super::{ModelConfig, ModelError, config::Arch, mla, moe, rope::Rope};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::linalg::{Packed, Storage};
+use rayon::prelude::*;
 use std::sync::Arc;
 
 /// One transformer block. q, k, v and gate, up are stacked: one product each.
@@ -83,7 +84,7 @@ pub(crate) fn load(gguf: &Gguf, config: ModelConfig, storage: Storage) -> Result
         Some(_) => Arc::new(l.matrix(&["output.weight"], config.width, &[config.vocab])?),
         None => embedding.clone(),
     };
-    let blocks = (0..config.layers).map(|i| l.block(i, &config)).collect::<Result<_, _>>()?;
+    let blocks = (0..config.layers).into_par_iter().map(|i| l.block(i, &config)).collect::<Result<_, _>>()?;
     let norm = l.vector("output_norm.weight", config.width)?;
     let rope = l.rope(&config)?;
     Ok(Weights { config, embedding, blocks, norm, output, rope })

@@ -1,7 +1,8 @@
 //! Byte-level byte-pair encoding.
 
 use super::{TokenizerError, pretokenize::PreTokenizer, vocab::Vocab};
-use std::{cmp::Reverse, collections::BinaryHeap, collections::HashMap};
+use hashbrown::HashMap;
+use std::{cmp::Reverse, collections::BinaryHeap};
 
 /// Stands for a byte that the vocabulary has no token for; such bytes are left out, as stock does.
 const NONE: u32 = u32::MAX;
@@ -44,10 +45,13 @@ impl Bpe {
             *id = vocab.id(c.encode_utf8(&mut [0; 4])).unwrap_or(NONE);
         }
         let mut table = HashMap::with_capacity(merges.len());
+        let mut both = String::new();
         for (rank, merge) in merges.iter().enumerate() {
             let entry = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').and_then(|(at, _)| {
                 let (left, right) = (&merge[..at], &merge[at + 1..]);
-                Some((vocab.id(left)?, vocab.id(right)?, vocab.id(&format!("{left}{right}"))?))
+                both.clear();
+                both.extend([left, right]);
+                Some((vocab.id(left)?, vocab.id(right)?, vocab.id(&both)?))
             });
             let Some((left, right, merged)) = entry else {
                 let what = format!("merge {rank} `{merge}` names something that is not a token");

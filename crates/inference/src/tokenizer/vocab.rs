@@ -2,7 +2,8 @@
 
 use super::{Fragment, TokenizerError};
 use crate::gguf::Metadata;
-use std::{borrow::Cow, collections::HashMap};
+use hashbrown::{DefaultHashBuilder, HashTable, hash_table::Entry};
+use std::{borrow::Cow, hash::BuildHasher};
 
 /// What a token is (`tokenizer.ggml.token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +40,9 @@ const TURN_TEXTS: [&str; 3] = ["<|eot_id|>", "<|im_end|>", "<|end|>"];
 pub(super) struct Vocab {
     tokens: Vec<String>,
     kinds: Vec<Kind>,
-    ids: HashMap<String, u32>,
+    /// Ids by the texts in `tokens`: vocabularies have 100,000 texts and more, which need not be there twice.
+    ids: HashTable<u32>,
+    hasher: DefaultHashBuilder,
     /// Tokens that are matched in text, longest first.
     matched: Vec<u32>,
     pub special: SpecialIds,
@@ -82,11 +85,16 @@ impl Vocab {
         if tokens.is_empty() || u32::try_from(tokens.len()).is_err() {
             return Err(TokenizerError::vocabulary(format!("{} tokens", tokens.len())));
         }
-        let mut ids = HashMap::with_capacity(tokens.len());
-        for (id, token) in tokens.iter().enumerate() {
-            if let Some(first) = ids.insert(token.clone(), id as u32) {
-                let what = format!("token `{token}` is there twice, as {first} and {id}");
-                return Err(TokenizerError::vocabulary(what));
+        let hasher = DefaultHashBuilder::default();
+        let mut ids = HashTable::with_capacity(tokens.len());
+        let hash = |id: &u32| hasher.hash_one(tokens[*id as usize].as_str());
+        for (id, token) in (0u32..).zip(&tokens) {
+            match ids.entry(hash(&id), |other| tokens[*other as usize] == *token, hash) {
+                Entry::Vacant(free) => drop(free.insert(id)),
+                Entry::Occupied(first) => {
+                    let what = format!("token `{token}` is there twice, as {} and {id}", first.get());
+                    return Err(TokenizerError::vocabulary(what));
+                }
             }
         }
         let mut matched: Vec<u32> = (0..tokens.len() as u32)
@@ -94,7 +102,7 @@ impl Vocab {
             .filter(|&id| !tokens[id as usize].is_empty())
             .collect();
         matched.sort_by_key(|&id| (std::cmp::Reverse(tokens[id as usize].len()), id));
-        Ok(Self { tokens, kinds, ids, matched, special: SpecialIds::default() })
+        Ok(Self { tokens, kinds, ids, hasher, matched, special: SpecialIds::default() })
     }
 
     fn finish_special(&mut self) -> Result<(), TokenizerError> {
@@ -119,7 +127,7 @@ impl Vocab {
         self.tokens.len()
     }
     pub fn id(&self, text: &str) -> Option<u32> {
-        self.ids.get(text).copied()
+        self.ids.find(self.hasher.hash_one(text), |id| self.tokens[*id as usize] == text).copied()
     }
     /// Text of a token; empty beyond the vocabulary.
     pub fn text(&self, id: u32) -> &str {

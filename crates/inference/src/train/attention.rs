@@ -44,9 +44,11 @@ impl Head<'_> {
     }
     /// The head's columns from `at` on of all rows that are seen, `seen × head_dim`.
     fn gathered(&self, at: usize) -> Vec<f32> {
-        let rows = (0..self.span.shared).chain(self.span.own.clone());
-        let row = |r: usize| &self.qkv[r * self.c.qkv_width() + at..][..self.c.head_dim];
-        rows.flat_map(|r| row(r).iter().copied()).collect()
+        let mut out = Vec::with_capacity(self.seen() * self.c.head_dim);
+        for r in (0..self.span.shared).chain(self.span.own.clone()) {
+            out.extend_from_slice(&self.qkv[r * self.c.qkv_width() + at..][..self.c.head_dim]);
+        }
+        out
     }
     fn scale(&self) -> f32 {
         1.0 / (self.c.head_dim as f32).sqrt()

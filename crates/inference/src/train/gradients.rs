@@ -1,6 +1,6 @@
 //! Gradients of the loss at every frozen matrix, for sensitivity: nothing is trained.
 
-use super::{Sample, effective::Effective, params::Params, pass};
+use super::{Sample, buffers::Buffers, effective::Effective, params::Params, pass};
 use crate::linalg::{Operand, dot, gemm};
 use crate::model::{Decoder, ModelError, Target};
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow};
@@ -33,14 +33,14 @@ pub fn matrix_gradients(
     texts: &[Vec<u32>],
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Vec<MatrixGradient>, ModelError> {
-    let params = Params::none(&decoder.weights);
+    let (params, buffers) = (Params::none(&decoder.weights), Buffers::default());
     let mut sums: BTreeMap<Option<(usize, Target)>, Sums> = BTreeMap::new();
     for (i, text) in texts.iter().enumerate() {
         decoder.check_tokens(text, &format!("text {i}"))?;
         if text.len() < 2 {
             return Err(ModelError::input(format!("text {i} has one token; a gradient needs a prediction")));
         }
-        let loss = one_text(decoder, &params, text, &mut sums);
+        let loss = one_text(decoder, &params, &buffers, text, &mut sums);
         if !loss.is_finite() {
             let place = format!("the loss of text {i}");
             return Err(ModelError::NotFinite { place, hint: "check the base model" });
@@ -61,6 +61,7 @@ pub fn matrix_gradients(
 fn one_text(
     decoder: &Decoder,
     params: &Params,
+    buffers: &Buffers,
     text: &[u32],
     sums: &mut BTreeMap<Option<(usize, Target)>, Sums>,
 ) -> f64 {
@@ -80,7 +81,8 @@ fn one_text(
     };
     let observer: RefCell<&mut pass::Observer<'_>> = RefCell::new(&mut see);
     let effective = Effective::default();
-    let pass = pass::Pass { observer: Some(&observer), ..pass::Pass::plain(&decoder.weights, params, &effective) };
+    let plain = pass::Pass::plain(&decoder.weights, params, &effective, buffers);
+    let pass = pass::Pass { observer: Some(&observer), ..plain };
     pass.run(&[&sample], 1.0, &mut [])
 }
 
@@ -101,7 +103,7 @@ mod tests {
 
     fn loss(file: &crate::gguf::Gguf, text: &[u32]) -> f64 {
         let d = Decoder::load_with(file, Storage::F32).unwrap();
-        one_text(&d, &Params::none(&d.weights), text, &mut BTreeMap::new())
+        one_text(&d, &Params::none(&d.weights), &Buffers::default(), text, &mut BTreeMap::new())
     }
 
     /// The norm is the root of the squared slopes along all weights.

@@ -1,7 +1,8 @@
-//! Low-rank factors of adapted matrices: their product forward and backward.
+//! Low-rank factors of adapted matrices.
 
+use super::dense::{Stack, stacked};
 use super::params::Params;
-use crate::linalg::{Operand, gemm, gemm_columns};
+use crate::linalg::{Operand, gemm_columns};
 use crate::model::Target;
 use std::ops::Range;
 
@@ -12,6 +13,8 @@ pub(super) struct Slot {
     pub target: Target,
     pub inputs: usize,
     pub outputs: usize,
+    /// Its first row in the stack.
+    pub first: usize,
     /// `rank × inputs`.
     pub a: Range<usize>,
     /// `B` transposed: `rank × outputs`, so that both factors are read row by row.
@@ -34,49 +37,13 @@ impl Params {
         out
     }
 
-    /// `y[.., at..] += scale · (x · Aᵀ) · Bᵀ`.
-    pub fn forward(&self, slot: &Slot, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
-        let (a, b) = self.pair(slot);
-        let mut u = self.project(a, slot, x, m);
-        u.iter_mut().for_each(|u| *u *= self.scale);
-        gemm(m, slot.outputs, self.rank, &u, self.rank, Operand::rows(b, slot.outputs), y, stride, true);
+    /// The adapters of a stack's matrices, in order.
+    pub fn stack(&self, layer: usize, stack: Stack) -> Vec<&Slot> {
+        stacked(stack).iter().filter_map(|target| self.slot(layer, *target)).collect()
     }
 
-    /// `x · Aᵀ`, `m × rank`.
-    fn project(&self, a: &[f32], slot: &Slot, x: &[f32], m: usize) -> Vec<f32> {
-        let (rank, inputs) = (self.rank, slot.inputs);
-        let mut u = vec![0.0; m * rank];
-        gemm(m, rank, inputs, x, inputs, Operand::transposed(a, inputs), &mut u, rank, false);
-        u
-    }
-
-    /// Gradients of [`Params::forward`]: adds to `grads`, and `dx += dU · A` unless `dx` is not wanted.
-    /// `dy` has `stride` values per row and starts at the slot's first column.
-    #[allow(clippy::too_many_arguments, reason = "two matrices, their sizes, two results")]
-    pub fn backward(
-        &self,
-        slot: &Slot,
-        x: &[f32],
-        m: usize,
-        dy: &[f32],
-        stride: usize,
-        grads: &mut [f32],
-        dx: Option<&mut [f32]>,
-    ) {
-        let (a, b) = self.pair(slot);
-        let (rank, inputs, outputs) = (self.rank, slot.inputs, slot.outputs);
-        let scaled = |mut v: Vec<f32>| {
-            v.iter_mut().for_each(|v| *v *= self.scale);
-            v
-        };
-        let u = scaled(self.project(a, slot, x, m));
-        gemm_columns(rank, outputs, m, &u, rank, Operand::rows(dy, stride), &mut grads[slot.b.clone()], outputs, true);
-        let mut du = vec![0.0; m * rank];
-        gemm(m, rank, outputs, dy, stride, Operand::transposed(b, outputs), &mut du, rank, false);
-        let du = scaled(du);
-        gemm_columns(rank, inputs, m, &du, rank, Operand::rows(x, inputs), &mut grads[slot.a.clone()], inputs, true);
-        if let Some(dx) = dx {
-            gemm(m, inputs, rank, &du, rank, Operand::rows(a, inputs), dx, inputs, true);
-        }
+    /// Their `A`, one below the other.
+    pub fn downs(&self, slots: &[&Slot]) -> Vec<f32> {
+        slots.iter().flat_map(|slot| self.pair(slot).0).copied().collect()
     }
 }

@@ -1,6 +1,7 @@
 //! The loss of the answers' tokens; logits exist only where an answer token is predicted.
 
 use super::{
+    buffers::Lent,
     dense::{Part, tied},
     distill::Distillation,
     pass::Pass,
@@ -23,7 +24,7 @@ pub(super) struct Prediction {
 /// What a teacher's last block makes of all rows.
 pub(super) struct Taught<'a> {
     pub weights: &'a Weights,
-    pub x: Vec<f32>,
+    pub x: Lent<'a>,
     pub how: Distillation,
 }
 
@@ -45,9 +46,9 @@ impl Pass<'_> {
         for part in predictions.chunks(ROWS.max(LOGITS / c.vocab)) {
             let m = part.len();
             let rows = gather(x, c.width, part);
-            let mut normed = vec![0.0; m * c.width];
+            let mut normed = self.buffers.any(m * c.width);
             norm_rows(&rows, norm, c.rms_eps, &mut normed);
-            let mut logits = vec![0.0; m * c.vocab];
+            let mut logits = self.buffers.any(m * c.vocab);
             output.forward(&normed, m, &mut logits, false);
             total += match taught {
                 None => softmax_errors(&mut logits, c.vocab, part, scale),

@@ -6,7 +6,9 @@
 //! computed once. With the same decoder, samples and configuration
 //! every run gives the same bits, also when it was interrupted and resumed (docs/adr/004, docs/adr/018).
 
+mod adapted;
 mod attention;
+mod buffers;
 mod config;
 mod dense;
 mod distill;
@@ -31,6 +33,7 @@ pub use sample::Sample;
 pub use start::{random_model, with_tensors};
 
 use crate::model::{Adapter, Decoder, ModelError, Pair};
+use buffers::Buffers;
 use config::check;
 use distill::Teacher;
 use effective::Effective;
@@ -51,6 +54,7 @@ pub struct Trainer {
     params: Params,
     effective: Effective,
     teacher: Option<Teacher>,
+    buffers: Buffers,
     adam: Adam,
     step: usize,
     /// Digest of everything that decides the run's result; a saved state of another run is refused.
@@ -85,7 +89,20 @@ impl Trainer {
         let adam = Adam::new(params.len());
         let fingerprint = state::fingerprint(decoder, &trainable, &config, &samples);
         let (decoder, teacher) = (decoder.clone(), None);
-        Ok(Self { decoder, trainable, config, samples, params, effective, teacher, adam, step: 0, fingerprint })
+        let buffers = Buffers::default();
+        Ok(Self {
+            decoder,
+            trainable,
+            config,
+            samples,
+            params,
+            effective,
+            teacher,
+            buffers,
+            adam,
+            step: 0,
+            fingerprint,
+        })
     }
 
     /// The same run with a loss that compares with `teacher`'s predictions.
@@ -158,7 +175,7 @@ impl Trainer {
             merged: self.config.grid.is_some(),
             recompute: self.config.recompute,
             teacher,
-            ..pass::Pass::plain(&self.decoder.weights, &self.params, &self.effective)
+            ..pass::Pass::plain(&self.decoder.weights, &self.params, &self.effective, &self.buffers)
         }
     }
 

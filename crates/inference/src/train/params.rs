@@ -1,6 +1,10 @@
 //! The trainable values, all in one vector: adapter factors, or whole tensors of the decoder.
 
-use super::{Trainable, dense::Part, lora::Slot};
+use super::{
+    Trainable,
+    dense::{Part, place},
+    lora::Slot,
+};
 use crate::linalg::{Operand, gemm_columns, rms_norm_weight_backward};
 use crate::model::{Target, Weights};
 use rand::{Rng, SeedableRng};
@@ -68,6 +72,7 @@ impl Params {
                     target,
                     inputs,
                     outputs,
+                    first: place(&w.config, target).1,
                     a: start..middle,
                     b: middle..self.values.len(),
                 });

@@ -1,7 +1,10 @@
 //! One forward and backward pass over packed samples.
 
 use super::{
-    Sample, attention,
+    Sample,
+    adapted::Seen,
+    attention,
+    buffers::{Buffers, Lent},
     dense::{Part, Stack},
     distill::Teacher,
     effective::Effective,
@@ -13,9 +16,7 @@ use crate::linalg::{rms_norm_backward, swiglu_backward};
 use crate::model::{
     Block, HeadNorms, RopeTable, Target, Weights, add_bias, each_row, norm_heads, norm_rows, swiglu_rows,
 };
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-use std::{borrow::Cow, cell::RefCell};
+use std::cell::RefCell;
 
 /// What a pass works with.
 pub(super) struct Pass<'a> {
@@ -32,6 +33,7 @@ pub(super) struct Pass<'a> {
     pub teacher: Option<&'a Teacher>,
     /// Sees inputs and output gradients of the frozen matrices.
     pub observer: Option<&'a RefCell<&'a mut Observer<'a>>>,
+    pub buffers: &'a Buffers,
 }
 
 /// Gets the matrix (`None`: the output), its inputs `x`, the number of rows, and the gradients of its outputs, which
@@ -39,17 +41,25 @@ pub(super) struct Pass<'a> {
 pub(super) type Observer<'a> = dyn FnMut(Option<(usize, Target)>, &[f32], usize, &[f32], usize) + 'a;
 
 /// What the backward pass needs of a block; the rest is cheap to compute again.
-struct Saved {
+struct Saved<'a> {
     /// Input of the block.
-    x: Vec<f32>,
+    x: Lent<'a>,
     /// Before the norms of the heads, where there are any.
-    plain_qkv: Option<Vec<f32>>,
+    plain_qkv: Option<Lent<'a>>,
     /// After RoPE.
-    qkv: Vec<f32>,
-    heads: Vec<f32>,
+    qkv: Lent<'a>,
+    heads: Lent<'a>,
     /// After attention.
-    mid: Vec<f32>,
-    gate_up: Vec<f32>,
+    mid: Lent<'a>,
+    gate_up: Lent<'a>,
+    /// What the adapters' first factors made of the inputs, by stack.
+    projected: [Option<Lent<'a>>; 4],
+}
+
+impl Saved<'_> {
+    fn seen<'s>(&'s self, stack: Stack, x: &'s [f32], dy: &'s [f32], m: usize) -> Seen<'s> {
+        Seen { x, projected: self.projected[stack as usize].as_deref(), dy, m }
+    }
 }
 
 /// The rows of a pass.
@@ -60,14 +70,14 @@ struct Rows {
 }
 
 /// What is kept of a block until the backward pass comes back to it.
-enum Kept {
-    All(Saved),
-    Input(Vec<f32>),
+enum Kept<'a> {
+    All(Saved<'a>),
+    Input(Lent<'a>),
 }
 
 impl<'a> Pass<'a> {
     /// Without dropout, teacher or observer.
-    pub fn plain(weights: &'a Weights, params: &'a Params, effective: &'a Effective) -> Self {
+    pub fn plain(weights: &'a Weights, params: &'a Params, effective: &'a Effective, buffers: &'a Buffers) -> Self {
         Self {
             weights,
             effective,
@@ -78,11 +88,12 @@ impl<'a> Pass<'a> {
             recompute: false,
             teacher: None,
             observer: None,
+            buffers,
         }
     }
 }
 
-impl Pass<'_> {
+impl<'a> Pass<'a> {
     /// Adds the gradient of `scale · sum of losses` to `grads`; returns the sum of losses.
     pub fn run(&self, samples: &[&Sample], scale: f32, grads: &mut [f32]) -> f64 {
         let c = &self.weights.config;
@@ -90,7 +101,7 @@ impl Pass<'_> {
         let rows = self.rows(&layout);
         let mut kept = Vec::with_capacity(c.layers);
         let x = self.blocks(&layout, &rows, |keep| kept.push(keep));
-        let mut dx = vec![0.0; x.len()];
+        let mut dx = self.buffers.zeros(x.len());
         let taught = self.taught(&layout);
         let loss = self.losses(&x, &layout.predictions, taught.as_ref(), scale, Some((&mut dx[..], &mut *grads)));
         for (layer, block) in self.weights.blocks.iter().enumerate().rev() {
@@ -124,15 +135,15 @@ impl Pass<'_> {
     }
 
     /// The residual stream after the last block.
-    fn blocks(&self, layout: &Layout, rows: &Rows, mut keep: impl FnMut(Kept)) -> Vec<f32> {
+    fn blocks(&self, layout: &Layout, rows: &Rows, mut keep: impl FnMut(Kept<'a>)) -> Lent<'a> {
         let width = self.weights.config.width;
-        let mut x = vec![0.0; layout.tokens.len() * width];
+        let mut x = self.buffers.any(layout.tokens.len() * width);
         let embedding = self.effective.embedding(self.weights);
         for (token, row) in layout.tokens.iter().zip(x.chunks_exact_mut(width)) {
             embedding.row(*token as usize, row);
         }
         for (layer, block) in self.weights.blocks.iter().enumerate() {
-            let input = self.recompute.then(|| x.clone());
+            let input = self.recompute.then(|| self.buffers.copy(&x));
             let (next, saved) = self.block(layer, block, rows, x);
             keep(input.map_or(Kept::All(saved), Kept::Input));
             x = next;
@@ -141,105 +152,105 @@ impl Pass<'_> {
     }
 
     /// What the teacher makes of the rows.
-    fn taught(&self, layout: &Layout) -> Option<Taught<'_>> {
+    fn taught(&self, layout: &Layout) -> Option<Taught<'a>> {
         let teacher = self.teacher?;
         let weights = &*teacher.decoder.weights;
         let (params, effective) = (&Params::none(weights), &Effective::default());
-        let pass = Pass::plain(weights, params, effective);
-        let x = pass.blocks(layout, &pass.rows(layout), |_| ());
+        let pass = Pass::plain(weights, params, effective, self.buffers);
+        let x = self.buffers.copy(&pass.blocks(layout, &pass.rows(layout), |_| ()));
         Some(Taught { weights, x, how: teacher.how })
     }
 
-    fn block(&self, layer: usize, block: &Block, rows: &Rows, x: Vec<f32>) -> (Vec<f32>, Saved) {
+    fn block(&self, layer: usize, block: &Block, rows: &Rows, x: Lent<'a>) -> (Lent<'a>, Saved<'a>) {
         let c = &self.weights.config;
         let m = rows.positions.len();
-        let mut normed = vec![0.0; m * c.width];
+        let mut normed = self.buffers.any(m * c.width);
         norm_rows(&x, self.attn_norm(layer, block), c.rms_eps, &mut normed);
-        let mut qkv = vec![0.0; m * c.qkv_width()];
-        self.effective.site(layer, Stack::Qkv, block).forward(&normed, m, &mut qkv, false);
-        for (target, at) in self.qkv_columns() {
-            self.adapt(layer, target, &normed, m, &mut qkv[at..], c.qkv_width());
-        }
+        let mut qkv = self.buffers.any(m * c.qkv_width());
+        let at = |stack: Stack| (layer, stack, block);
+        let projected_qkv = self.forward(at(Stack::Qkv), &normed, m, &mut qkv, false);
         let bias = block.qkv_bias.as_deref().map(|b| self.params.vector(Part::QkvBias(layer), b));
         add_bias(&mut qkv, bias);
-        let plain_qkv = block.head_norms.as_ref().map(|_| qkv.clone());
+        let plain_qkv = block.head_norms.as_ref().map(|_| self.buffers.copy(&qkv));
         norm_heads(c, self.head_norms(layer, block).as_ref(), &mut qkv);
         self.rotate(rows, &mut qkv, false);
-        let mut heads = vec![0.0; m * c.q_width()];
+        let mut heads = self.buffers.any(m * c.q_width());
         attention::forward(c, &rows.spans, &qkv, &mut heads);
-        let mut mid = x.clone();
-        self.effective.site(layer, Stack::Out, block).forward(&heads, m, &mut mid, true);
-        self.adapt(layer, Target::O, &heads, m, &mut mid, c.width);
+        let mut mid = self.buffers.copy(&x);
+        let projected_out = self.forward(at(Stack::Out), &heads, m, &mut mid, true);
 
         norm_rows(&mid, self.ffn_norm(layer, block), c.rms_eps, &mut normed);
-        let mut gate_up = vec![0.0; m * 2 * c.ffn];
-        self.effective.site(layer, Stack::GateUp, block).forward(&normed, m, &mut gate_up, false);
-        self.adapt(layer, Target::Gate, &normed, m, &mut gate_up, 2 * c.ffn);
-        self.adapt(layer, Target::Up, &normed, m, &mut gate_up[c.ffn..], 2 * c.ffn);
-        let mut act = vec![0.0; m * c.ffn];
+        let mut gate_up = self.buffers.any(m * 2 * c.ffn);
+        let projected_gate_up = self.forward(at(Stack::GateUp), &normed, m, &mut gate_up, false);
+        let mut act = self.buffers.any(m * c.ffn);
         swiglu_rows(&gate_up, c.ffn, &mut act);
-        let mut out = mid.clone();
-        self.effective.site(layer, Stack::Down, block).forward(&act, m, &mut out, true);
-        self.adapt(layer, Target::Down, &act, m, &mut out, c.width);
-        (out, Saved { x, plain_qkv, qkv, heads, mid, gate_up })
+        let mut out = self.buffers.copy(&mid);
+        let projected_down = self.forward(at(Stack::Down), &act, m, &mut out, true);
+        let projected = [projected_qkv, projected_out, projected_gate_up, projected_down];
+        (out, Saved { x, plain_qkv, qkv, heads, mid, gate_up, projected })
     }
 
     /// Turns the gradient of the block's output in `dx` into that of its input.
-    fn block_backward(&self, layer: usize, block: &Block, rows: &Rows, keep: Saved, dx: &mut [f32], grads: &mut [f32]) {
+    fn block_backward(
+        &self,
+        layer: usize,
+        block: &Block,
+        rows: &Rows,
+        keep: Saved<'_>,
+        dx: &mut [f32],
+        grads: &mut [f32],
+    ) {
         self.feed_forward_backward(layer, block, &keep, dx, grads);
         let c = &self.weights.config;
         let m = rows.positions.len();
-        let mut dheads = vec![0.0; m * c.q_width()];
-        self.effective.site(layer, Stack::Out, block).backward(dx, m, &mut dheads, false);
-        self.adapt_backward(layer, Target::O, &keep.heads, m, dx, c.width, grads, Some(&mut dheads));
-        let mut dqkv = vec![0.0; m * c.qkv_width()];
+        let mut dheads = self.buffers.any(m * c.q_width());
+        let seen = keep.seen(Stack::Out, &keep.heads, dx, m);
+        self.backward((layer, Stack::Out, block), &seen, grads, Some(&mut dheads), false);
+        let mut dqkv = self.buffers.any(m * c.qkv_width());
         attention::backward(c, &rows.spans, &keep.qkv, &dheads, &mut dqkv);
         self.rotate(rows, &mut dqkv, true);
         self.head_norms_backward(layer, block, keep.plain_qkv.as_deref(), &mut dqkv, grads);
         if let Some(range) = self.params.part(Part::QkvBias(layer)) {
             dqkv.chunks_exact(c.qkv_width()).for_each(|row| crate::linalg::add(&mut grads[range.clone()], row));
         }
-        let mut normed = vec![0.0; m * c.width];
+        let mut normed = self.buffers.any(m * c.width);
         norm_rows(&keep.x, self.attn_norm(layer, block), c.rms_eps, &mut normed);
         // Below the matrices of the first block there often is nothing to train.
         let more = layer > 0 || self.params.part(Part::AttnNorm(0)).is_some();
-        let mut dnormed = more.then(|| vec![0.0; m * c.width]);
-        for (target, at) in self.qkv_columns() {
-            let (dy, into) = (&dqkv[at..], dnormed.as_deref_mut());
-            self.adapt_backward(layer, target, &normed, m, dy, c.qkv_width(), grads, into);
-        }
-        if let Some(mut dnormed) = dnormed {
-            self.effective.site(layer, Stack::Qkv, block).backward(&dqkv, m, &mut dnormed, true);
+        let mut dnormed = more.then(|| self.buffers.any(m * c.width));
+        let seen = keep.seen(Stack::Qkv, &normed, &dqkv, m);
+        self.backward((layer, Stack::Qkv, block), &seen, grads, dnormed.as_deref_mut(), false);
+        if let Some(dnormed) = dnormed {
             self.norm_backward(Part::AttnNorm(layer), &keep.x, &block.attn_norm, &dnormed, dx, grads);
         }
     }
 
-    fn feed_forward_backward(&self, layer: usize, block: &Block, keep: &Saved, dx: &mut [f32], grads: &mut [f32]) {
+    fn feed_forward_backward(&self, layer: usize, block: &Block, keep: &Saved<'_>, dx: &mut [f32], grads: &mut [f32]) {
         let c = &self.weights.config;
         let m = dx.len() / c.width;
-        let mut dact = vec![0.0; m * c.ffn];
-        self.effective.site(layer, Stack::Down, block).backward(dx, m, &mut dact, false);
-        if self.wants(layer, Target::Down) {
-            let mut act = vec![0.0; m * c.ffn];
+        let mut dact = self.buffers.any(m * c.ffn);
+        let act = self.wants(layer, &[Target::Down]).then(|| {
+            let mut act = self.buffers.any(m * c.ffn);
             swiglu_rows(&keep.gate_up, c.ffn, &mut act);
-            self.adapt_backward(layer, Target::Down, &act, m, dx, c.width, grads, Some(&mut dact));
-        }
-        let mut dgate_up = vec![0.0; m * 2 * c.ffn];
+            act
+        });
+        let seen = keep.seen(Stack::Down, act.as_deref().unwrap_or_default(), dx, m);
+        self.backward((layer, Stack::Down, block), &seen, grads, Some(&mut dact), false);
+        drop(act);
+        let mut dgate_up = self.buffers.any(m * 2 * c.ffn);
         each_row(&mut dgate_up, 2 * c.ffn, |i, row| {
             let (gate, up) = keep.gate_up[i * 2 * c.ffn..][..2 * c.ffn].split_at(c.ffn);
             let (dgate, dup) = row.split_at_mut(c.ffn);
             swiglu_backward(gate, up, &dact[i * c.ffn..][..c.ffn], dgate, dup);
         });
-        let mut dnormed = vec![0.0; m * c.width];
-        self.effective.site(layer, Stack::GateUp, block).backward(&dgate_up, m, &mut dnormed, false);
-        if [Target::Gate, Target::Up].iter().any(|t| self.wants(layer, *t)) {
-            let mut normed = vec![0.0; m * c.width];
+        let mut dnormed = self.buffers.any(m * c.width);
+        let normed = self.wants(layer, &[Target::Gate, Target::Up]).then(|| {
+            let mut normed = self.buffers.any(m * c.width);
             norm_rows(&keep.mid, self.ffn_norm(layer, block), c.rms_eps, &mut normed);
-            for (target, at) in [(Target::Gate, 0), (Target::Up, c.ffn)] {
-                let dy = &dgate_up[at..];
-                self.adapt_backward(layer, target, &normed, m, dy, 2 * c.ffn, grads, Some(&mut dnormed));
-            }
-        }
+            normed
+        });
+        let seen = keep.seen(Stack::GateUp, normed.as_deref().unwrap_or_default(), &dgate_up, m);
+        self.backward((layer, Stack::GateUp, block), &seen, grads, Some(&mut dnormed), false);
         self.norm_backward(Part::FfnNorm(layer), &keep.mid, &block.ffn_norm, &dnormed, dx, grads);
     }
 
@@ -294,12 +305,6 @@ impl Pass<'_> {
         Some(HeadNorms { q: self.params.vector(q, &norms.q).into(), k: self.params.vector(k, &norms.k).into() })
     }
 
-    /// First columns of q, k and v.
-    fn qkv_columns(&self) -> [(Target, usize); 3] {
-        let c = &self.weights.config;
-        [(Target::Q, 0), (Target::K, c.q_width()), (Target::V, c.q_width() + c.kv_width())]
-    }
-
     fn rotate(&self, rows: &Rows, qkv: &mut [f32], backward: bool) {
         let (c, rope) = (&self.weights.config, &self.weights.rope);
         each_row(qkv, c.qkv_width(), |i, row| {
@@ -307,69 +312,16 @@ impl Pass<'_> {
         });
     }
 
-    /// Whether the input of a matrix is needed in the backward pass.
-    fn wants(&self, layer: usize, target: Target) -> bool {
-        self.observer.is_some()
-            || self.params.slot(layer, target).is_some()
-            || self.params.part(Part::Matrix(layer, target)).is_some()
+    /// Whether the inputs of matrices are needed in the backward pass.
+    fn wants(&self, layer: usize, targets: &[Target]) -> bool {
+        let trained =
+            |t: &Target| self.params.slot(layer, *t).is_some() || self.params.part(Part::Matrix(layer, *t)).is_some();
+        self.observer.is_some() || targets.iter().any(trained)
     }
 
     pub(super) fn observe(&self, matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize) {
         if let Some(observer) = self.observer {
             (observer.borrow_mut())(matrix, x, m, dy, stride);
         }
-    }
-
-    fn adapt(&self, layer: usize, target: Target, x: &[f32], m: usize, y: &mut [f32], stride: usize) {
-        if let Some(slot) = self.params.slot(layer, target).filter(|_| !self.merged) {
-            let x = self.dropped(layer, target, x);
-            self.params.forward(slot, &x, m, y, stride);
-        }
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "two matrices, their sizes, two results")]
-    fn adapt_backward(
-        &self,
-        layer: usize,
-        target: Target,
-        x: &[f32],
-        m: usize,
-        dy: &[f32],
-        stride: usize,
-        grads: &mut [f32],
-        dx: Option<&mut [f32]>,
-    ) {
-        self.observe(Some((layer, target)), x, m, dy, stride);
-        self.params.matrix_gradient(Part::Matrix(layer, target), x, m, dy, stride, grads);
-        let Some(slot) = self.params.slot(layer, target) else {
-            return;
-        };
-        let dropped = self.dropped(layer, target, x);
-        let dx = dx.filter(|_| !self.merged); // then it comes from the matrix itself
-        match (dx, self.dropout > 0.0) {
-            (Some(dx), true) => {
-                let mut part = vec![0.0; m * slot.inputs];
-                self.params.backward(slot, &dropped, m, dy, stride, grads, Some(&mut part));
-                let part = self.dropped(layer, target, &part).into_owned();
-                crate::linalg::add(dx, &part);
-            }
-            (dx, _) => self.params.backward(slot, &dropped, m, dy, stride, grads, dx),
-        }
-    }
-
-    /// `x` with a share of its values set to 0 and the others raised to keep the mean; the same ones each time
-    /// within a pass.
-    fn dropped<'x>(&self, layer: usize, target: Target, x: &'x [f32]) -> Cow<'x, [f32]> {
-        if self.dropout == 0.0 {
-            return Cow::Borrowed(x);
-        }
-        let mut seed = [0u8; 32];
-        for (bytes, n) in seed.chunks_exact_mut(8).zip(self.noise) {
-            bytes.copy_from_slice(&n.to_le_bytes());
-        }
-        let mut rng = ChaCha8Rng::from_seed(seed);
-        rng.set_stream((layer * Target::ALL.len() + target as usize) as u64);
-        let keep = 1.0 / (1.0 - self.dropout);
-        Cow::Owned(x.iter().map(|v| if rng.random::<f32>() < self.dropout { 0.0 } else { v * keep }).collect())
     }
 }

@@ -8,6 +8,7 @@
 
 use crate::codec::{CODEBOOK, unpack_six_bits};
 use crate::gguf::TensorType;
+use crate::linalg::ops::wide;
 use half::f16;
 
 /// Outputs of a panel.
@@ -111,6 +112,7 @@ fn spread(all: u32, t: usize) -> u32 {
 }
 
 /// The levels of block `b` (of 32, counted inside `raw`, one block of the file), offset included, 4 a word.
+#[inline(always)]
 fn levels(ty: TensorType, raw: &[u8], b: usize) -> [u32; 8] {
     let nibbles =
         |from: usize| -> [u32; 8] { std::array::from_fn(|t| (word(&raw[from..], t % 4) >> (t / 4 * 4)) & LOW) };
@@ -144,25 +146,44 @@ fn levels(ty: TensorType, raw: &[u8], b: usize) -> [u32; 8] {
     }
 }
 
-/// Stores the levels of output `lane` in the level bytes of one block of a panel.
-pub(super) fn put_levels(kind: u8, out: &mut [u8], lane: usize, w: [u32; 8]) {
+/// The planes of one block, as they are stored one after the other, of `N` outputs with 8 words of levels each.
+#[inline(always)]
+fn planes<const N: usize>(kind: u8, w: &[[u32; N]; 8]) -> [[u32; N]; 8] {
     if bits(kind) == 8 {
-        w.iter().enumerate().for_each(|(j, w)| put(out, j * STEP + 4 * lane, *w));
-        return;
+        return *w;
     }
-    for j in 0..4 {
-        put(out, j * STEP + 4 * lane, (w[j] & LOW) | (w[j + 4] & LOW) << 4);
-    }
-    let high = |j: usize| (w[j] >> 4) & LOW;
-    match bits(kind) {
-        5 => put(out, 4 * STEP + 4 * lane, (0..8).fold(0, |plane, j| plane | high(j) << j)),
-        6 => {
-            for half in 0..2 {
-                let plane = (0..4).fold(0, |plane, j| plane | high(4 * half + j) << (2 * j));
-                put(out, (4 + half) * STEP + 4 * lane, plane);
+    let mut out = [[0; N]; 8];
+    for n in 0..N {
+        for j in 0..4 {
+            out[j][n] = (w[j][n] & LOW) | (w[j + 4][n] & LOW) << 4;
+        }
+        for j in 0..8 {
+            let high = (w[j][n] >> 4) & LOW;
+            match bits(kind) {
+                5 => out[4][n] |= high << j,
+                6 => out[4 + j / 4][n] |= high << (j % 4 * 2),
+                _ => {}
             }
         }
-        _ => {}
+    }
+    out
+}
+
+/// Stores the levels of output `lane` in the level bytes of one block of a panel.
+pub(super) fn put_levels(kind: u8, out: &mut [u8], lane: usize, w: [u32; 8]) {
+    let planes = planes(kind, &w.map(|w| [w]));
+    for (step, [word]) in out.chunks_exact_mut(STEP).zip(planes) {
+        put(step, 4 * lane, word);
+    }
+}
+
+/// Stores those of all outputs.
+#[inline(always)]
+fn put_all_levels(kind: u8, out: &mut [u8], w: &[[u32; WIDTH]; 8]) {
+    for (step, plane) in out.chunks_exact_mut(STEP).zip(planes(kind, w)) {
+        for (bytes, word) in step.as_chunks_mut::<4>().0.iter_mut().zip(plane) {
+            *bytes = word.to_le_bytes();
+        }
     }
 }
 
@@ -186,45 +207,87 @@ fn put_half(scales: &mut [u8], at: usize, from: &[u8]) -> bool {
     f16::from_le_bytes([from[0], from[1]]).is_finite()
 }
 
-/// Packs one row of the file as output `lane` of a panel; answers the first block of the file whose scale is not a
-/// finite number.
-pub(super) fn put_row(ty: TensorType, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut [u8]) -> Option<usize> {
-    let kind = of(ty)?;
-    let (size, per) = (level_bytes(kind), ty.block_len() / BLOCK);
-    let mut bad = None;
-    for (i, raw) in row.chunks_exact(ty.block_bytes()).enumerate() {
-        for b in 0..per {
-            put_levels(kind, &mut quants[(i * per + b) * size..][..size], lane, levels(ty, raw, b));
+wide! {
+    /// Packs at most 16 rows of the file as a panel; answers the first row, and its first block, whose scale is not a finite
+    /// number.
+    pub(super) fn put_rows[FMA](
+        ty: TensorType,
+        rows: &[u8],
+        row_bytes: usize,
+        quants: &mut [u8],
+        scales: &mut [u8],
+    ) -> Option<(usize, usize)> {
+        let _ = FMA;
+        // one loop for each type
+        match ty {
+            TensorType::F32 | TensorType::F16 | TensorType::BF16 => None,
+            TensorType::Q4_0 => put_rows_of(TensorType::Q4_0, rows, row_bytes, quants, scales),
+            TensorType::Q4_1 => put_rows_of(TensorType::Q4_1, rows, row_bytes, quants, scales),
+            TensorType::Q8_0 => put_rows_of(TensorType::Q8_0, rows, row_bytes, quants, scales),
+            TensorType::Q4K => put_rows_of(TensorType::Q4K, rows, row_bytes, quants, scales),
+            TensorType::Q6K => put_rows_of(TensorType::Q6K, rows, row_bytes, quants, scales),
+            other => put_rows_of(other, rows, row_bytes, quants, scales),
         }
-        let fine = match kind {
-            Q4_K | Q5_K => {
-                let (at, _) = super_at(kind, i * per);
-                for b in 0..per {
-                    let (_, small) = super_at(kind, i * per + b);
-                    (scales[small + lane], scales[small + WIDTH + lane]) = unpack_six_bits(&raw[4..16], b);
-                }
-                put_half(scales, at + 2 * lane, raw) & put_half(scales, at + 2 * (WIDTH + lane), &raw[2..])
+    }
+}
+
+#[inline(always)]
+fn put_rows_of(
+    ty: TensorType,
+    rows: &[u8],
+    row_bytes: usize,
+    quants: &mut [u8],
+    scales: &mut [u8],
+) -> Option<(usize, usize)> {
+    let kind = of(ty)?;
+    let (size, per, raw_size) = (level_bytes(kind), ty.block_len() / BLOCK, ty.block_bytes());
+    let mut bad: Option<(usize, usize)> = None;
+    for (i, quants) in quants.chunks_mut(size * per).enumerate() {
+        let raw = i * raw_size..(i + 1) * raw_size;
+        for (b, quants) in quants.chunks_exact_mut(size).enumerate() {
+            let mut words = [[0; WIDTH]; 8];
+            for (lane, row) in rows.chunks_exact(row_bytes).enumerate().take(WIDTH) {
+                let w = levels(ty, &row[raw.clone()], b);
+                (0..8).for_each(|t| words[t][lane] = w[t]);
             }
-            Q6_K => {
-                let (at, _) = super_at(kind, i * per);
-                for b in 0..per {
-                    let (_, small) = super_at(kind, i * per + b);
-                    scales[small + lane] = raw[192 + 2 * b];
-                    scales[small + WIDTH + lane] = raw[192 + 2 * b + 1];
-                }
-                put_half(scales, at + 2 * lane, &raw[208..])
+            put_all_levels(kind, quants, &words);
+        }
+        for (lane, row) in rows.chunks_exact(row_bytes).enumerate().take(WIDTH) {
+            if !put_scales(kind, &row[raw.clone()], i, per, lane, scales) {
+                bad = Some(bad.map_or((lane, i), |b| b.min((lane, i))));
             }
-            Q4_MIN | Q5_MIN => {
-                let at = i * 4 * WIDTH + 2 * lane;
-                put_half(scales, at, raw) & put_half(scales, at + 2 * WIDTH, &raw[2..])
-            }
-            _ => put_half(scales, i * 2 * WIDTH + 2 * lane, raw),
-        };
-        if !fine && bad.is_none() {
-            bad = Some(i);
         }
     }
     bad
+}
+
+/// Stores the scales of block `i` of the file for output `lane`; whether they are finite.
+#[inline(always)]
+fn put_scales(kind: u8, raw: &[u8], i: usize, per: usize, lane: usize, scales: &mut [u8]) -> bool {
+    match kind {
+        Q4_K | Q5_K => {
+            let (at, _) = super_at(kind, i * per);
+            for b in 0..per {
+                let (_, small) = super_at(kind, i * per + b);
+                (scales[small + lane], scales[small + WIDTH + lane]) = unpack_six_bits(&raw[4..16], b);
+            }
+            put_half(scales, at + 2 * lane, raw) & put_half(scales, at + 2 * (WIDTH + lane), &raw[2..])
+        }
+        Q6_K => {
+            let (at, _) = super_at(kind, i * per);
+            for b in 0..per {
+                let (_, small) = super_at(kind, i * per + b);
+                scales[small + lane] = raw[192 + 2 * b];
+                scales[small + WIDTH + lane] = raw[192 + 2 * b + 1];
+            }
+            put_half(scales, at + 2 * lane, &raw[208..])
+        }
+        Q4_MIN | Q5_MIN => {
+            let at = i * 4 * WIDTH + 2 * lane;
+            put_half(scales, at, raw) & put_half(scales, at + 2 * WIDTH, &raw[2..])
+        }
+        _ => put_half(scales, i * 2 * WIDTH + 2 * lane, raw),
+    }
 }
 
 /// Scales of one output in one block: of the first and the last 16 inputs, and the minimum that is added.

@@ -56,10 +56,8 @@ impl Part {
             .zip(bytes.par_chunks(WIDTH * row_bytes))
             .enumerate()
             .filter_map(|(p, ((levels, scales), rows))| {
-                let put = |(lane, row)| kind::put_row(ty, row, lane, levels, scales).map(|b| (lane, b));
-                // Every row is stored, whatever the ones before were like.
-                let first = rows.chunks_exact(row_bytes).enumerate().map(put).fold(None, Option::or);
-                first.map(|(lane, block)| (p * WIDTH + lane) * cols + block * ty.block_len())
+                let bad = kind::put_rows(ty, rows, row_bytes, levels, scales);
+                bad.map(|(lane, block)| (p * WIDTH + lane) * cols + block * ty.block_len())
             })
             .min();
         Some(bad.map_or(Ok(Self { kind, rows, levels, scales }), Err))
