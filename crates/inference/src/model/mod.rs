@@ -46,7 +46,7 @@ pub use text::TextStream;
 pub(crate) use forward::{Site, Step, add_bias, each_row, norm_heads, norm_rows, swiglu_rows};
 pub(crate) use rope::RopeTable;
 pub(crate) use sample::argmax;
-pub(crate) use weights::{Block, HeadNorms, Values, Weights};
+pub(crate) use weights::{Block, HeadNorms, Values, Weights, load_block, load_head};
 
 use crate::gguf::Gguf;
 use std::sync::{Arc, OnceLock};

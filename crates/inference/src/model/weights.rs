@@ -1,7 +1,7 @@
 //! The frozen weights of a decoder, packed for the inner loop.
 
 use super::{ModelConfig, ModelError, config::Arch, mla, moe, rope::Rope};
-use crate::gguf::{Gguf, TensorInfo};
+use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::linalg::{Packed, Storage};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -104,6 +104,19 @@ pub(crate) fn load_block(
     let rope = l.rope(config)?;
     let config = ModelConfig { layers: 1, ..config.clone() };
     Ok(Weights { config, embedding: none.clone(), blocks, norm: Vec::new(), output: none, rope })
+}
+
+/// The norm and the matrix behind the blocks alone, as exact as the file has them.
+pub(crate) fn load_head(gguf: &Gguf, config: &ModelConfig) -> Result<Weights, ModelError> {
+    let name = if gguf.find("output.weight").is_some() { "output.weight" } else { "token_embd.weight" };
+    let float = matches!(gguf.tensor(name)?.ty, TensorType::F32 | TensorType::BF16);
+    let storage = if float { Storage::F32 } else { Storage::Blocks };
+    let l = Loader { gguf, changed: None, storage };
+    let output = Arc::new(l.matrix(&[name], config.width, &[config.vocab])?);
+    let norm = l.vector("output_norm.weight", config.width)?;
+    let (embedding, rope) = (Arc::new(Packed::empty(config.width)), l.rope(config)?);
+    let config = ModelConfig { layers: 0, ..config.clone() };
+    Ok(Weights { config, embedding, blocks: Vec::new(), norm, output, rope })
 }
 
 impl Loader<'_> {

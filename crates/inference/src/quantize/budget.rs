@@ -34,7 +34,7 @@ const TYPES: [TensorType; 9] = [
 ];
 /// The type for which channel scales are folded before the types are compared.
 const FOLD_TYPE: TensorType = TensorType::Iq4Nl;
-/// Backward passes keep all activations of a text: only its beginning is used, and only of so many texts.
+/// Backward passes keep what enters each block: only the beginning of a text is used, and only of so many texts.
 const GRADIENT_TOKENS: usize = 256;
 const GRADIENT_TEXTS: usize = 12;
 
@@ -82,7 +82,7 @@ pub(super) fn choices(
     from: &Provenance,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Chosen, QuantizeError> {
-    let gradients = gradients(base, texts)?;
+    let gradients = gradients(base, texts, progress)?;
     let candidates = measure(base, config, texts, options, &gradients, progress)?;
     let mut choices: Choices = base
         .tensors()
@@ -161,9 +161,12 @@ fn fixed_type(tensor: &TensorInfo, options: &TuneOptions) -> TensorType {
     }
 }
 
-/// Gradients at all matrices on the beginnings of some texts; the model is in memory meanwhile.
-pub(super) fn gradients(base: &Gguf, texts: &[Vec<u32>]) -> Result<Vec<MatrixGradient>, QuantizeError> {
-    let decoder = Decoder::load(base)?;
+/// Gradients at all matrices on the beginnings of some texts.
+pub(super) fn gradients(
+    base: &Gguf,
+    texts: &[Vec<u32>],
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Vec<MatrixGradient>, QuantizeError> {
     let step = texts.len().div_ceil(GRADIENT_TEXTS).max(1);
     let beginnings: Vec<Vec<u32>> = texts
         .iter()
@@ -171,7 +174,8 @@ pub(super) fn gradients(base: &Gguf, texts: &[Vec<u32>]) -> Result<Vec<MatrixGra
         .map(|t| t[..t.len().min(GRADIENT_TOKENS)].to_vec())
         .filter(|t| t.len() > 1)
         .collect();
-    Ok(matrix_gradients(&decoder, &beginnings, &mut |_, _| ControlFlow::Continue(()))?)
+    let mut watch = |done, total| progress(Progress { done, total, tensor: "gradients, block by block" });
+    Ok(matrix_gradients(base, &beginnings, &mut watch)?)
 }
 
 /// Every matrix in every type that it may have.

@@ -1,8 +1,17 @@
 //! Gradients of the loss at every frozen matrix, for sensitivity: nothing is trained.
 
-use super::{Sample, buffers::Buffers, effective::Effective, params::Params, pass};
+use super::{
+    Sample,
+    buffers::Buffers,
+    effective::Effective,
+    layout::Layout,
+    params::Params,
+    pass::{Observer, Pass},
+};
+use crate::calibrate::Stream;
+use crate::gguf::Gguf;
 use crate::linalg::{Operand, dot, gemm};
-use crate::model::{Decoder, ModelError, Target};
+use crate::model::{ModelConfig, ModelError, Target, Values, load_block, load_head};
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow};
 
 /// What the loss says about one matrix.
@@ -23,67 +32,128 @@ struct Sums {
     norm2: f64,
 }
 
-/// One backward pass for each text, all its tokens but the first predicted. Memory: the model and one text's activations.
+/// One backward pass for each text, all its tokens but the first predicted. One block is in memory at a time, and what
+/// enters each block. `watch` gets the blocks that were passed, there and back, and how many that will be.
 ///
 /// # Errors
 /// [`ModelError::Input`] for texts of fewer than 2 tokens or that do not fit; [`ModelError::NotFinite`];
-/// [`ModelError::Cancelled`].
+/// [`ModelError::Unsupported`]; [`ModelError::Weight`]; [`ModelError::Cancelled`].
 pub fn matrix_gradients(
-    decoder: &Decoder,
+    base: &Gguf,
     texts: &[Vec<u32>],
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Vec<MatrixGradient>, ModelError> {
-    let (params, buffers) = (Params::none(&decoder.weights), Buffers::default());
-    let mut sums: BTreeMap<Option<(usize, Target)>, Sums> = BTreeMap::new();
-    for (i, text) in texts.iter().enumerate() {
-        decoder.check_tokens(text, &format!("text {i}"))?;
-        if text.len() < 2 {
-            return Err(ModelError::input(format!("text {i} has one token; a gradient needs a prediction")));
-        }
-        let loss = one_text(decoder, &params, &buffers, text, &mut sums);
-        if !loss.is_finite() {
-            let place = format!("the loss of text {i}");
-            return Err(ModelError::NotFinite { place, hint: "check the base model" });
-        }
-        if watch(i + 1, texts.len()).is_break() {
-            return Err(ModelError::Cancelled);
-        }
+    let config = ModelConfig::from_gguf(base, &mut Vec::new())?.plain("gradients")?;
+    if let Some(i) = texts.iter().position(|t| t.len() < 2) {
+        return Err(ModelError::input(format!("text {i} has fewer than two tokens; a gradient needs a prediction")));
+    }
+    let embedded = Stream::new(base, &config, texts)?;
+    let samples: Vec<Sample> = texts.iter().map(|t| Sample::new(t.clone(), 1)).collect();
+    let layouts = samples.iter().map(|s| Layout::new(&[s])).collect();
+    let mut run = Run { base, config: &config, layouts, buffers: Buffers::default(), sums: BTreeMap::new() };
+    let (mut done, total) = (0, 2 * config.layers);
+    let mut passed = || {
+        done += 1;
+        if watch(done, total).is_break() { Err(ModelError::Cancelled) } else { Ok(()) }
+    };
+    let mut inputs = vec![embedded.hidden().to_vec()];
+    for layer in 0..config.layers {
+        let outputs = run.forward(layer, &inputs[layer])?;
+        inputs.push(outputs);
+        passed()?;
+    }
+    let mut slopes = run.output(&inputs.pop().unwrap_or_default())?;
+    for layer in (0..config.layers).rev() {
+        run.backward(layer, &inputs.pop().unwrap_or_default(), &mut slopes)?;
+        passed()?;
     }
     let finish = |(matrix, s): (_, Sums)| MatrixGradient {
         matrix,
         output_square: s.square.iter().map(|v| (v / s.rows.max(1) as f64) as f32).collect(),
         norm: (s.norm2 / texts.len().max(1) as f64).sqrt(),
     };
-    Ok(sums.into_iter().map(finish).collect())
+    Ok(run.sums.into_iter().map(finish).collect())
 }
 
-/// Adds one text; returns its loss.
-fn one_text(
-    decoder: &Decoder,
-    params: &Params,
-    buffers: &Buffers,
-    text: &[u32],
-    sums: &mut BTreeMap<Option<(usize, Target)>, Sums>,
-) -> f64 {
-    let sample = Sample::new(text.to_vec(), 1);
-    // The output matrix is seen in parts; a part's share of the norm leaves out products between parts.
-    let mut see = |matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize| {
-        let c = decoder.config();
-        let (outputs, inputs) = matrix.map_or((c.vocab, c.width), |(_, target)| target.shape(c));
-        let s = sums.entry(matrix).or_default();
-        s.square.resize(outputs, 0.0);
+struct Run<'a> {
+    base: &'a Gguf,
+    config: &'a ModelConfig,
+    /// Of each text.
+    layouts: Vec<Layout>,
+    buffers: Buffers,
+    sums: BTreeMap<Option<(usize, Target)>, Sums>,
+}
+
+impl Run<'_> {
+    /// The residual stream of every text behind a block.
+    fn forward(&self, layer: usize, inputs: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let weights = load_block(self.base, &Values::new(), self.config, layer)?;
+        let (params, effective) = (Params::none(&weights), Effective::default());
+        let pass = Pass::plain(&weights, &params, &effective, &self.buffers);
+        let one = |(layout, x): (&Layout, &Vec<f32>)| {
+            let x = self.buffers.copy(x);
+            weights.blocks.iter().fold(x, |x, block| pass.block(0, block, &pass.rows(layout), x).0).to_vec()
+        };
+        Ok(self.layouts.iter().zip(inputs).map(one).collect())
+    }
+
+    /// Slopes of the losses along the residual stream behind the last block.
+    fn output(&mut self, inputs: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let Self { base, config, layouts, buffers, sums } = self;
+        let weights = load_head(base, config)?;
+        let (params, effective) = (Params::none(&weights), Effective::default());
+        let mut see = |_: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize| {
+            sums.entry(None).or_default().add((config.vocab, config.width), x, m, dy, stride);
+        };
+        let observer: RefCell<&mut Observer<'_>> = RefCell::new(&mut see);
+        let pass = Pass { observer: Some(&observer), ..Pass::plain(&weights, &params, &effective, buffers) };
+        let mut all = Vec::with_capacity(inputs.len());
+        for (i, (layout, x)) in layouts.iter().zip(inputs).enumerate() {
+            let mut dx = vec![0.0; x.len()];
+            let loss = pass.losses(x, &layout.predictions, None, 1.0, Some((&mut dx[..], &mut [][..])));
+            if !loss.is_finite() {
+                let place = format!("the loss of text {i}");
+                return Err(ModelError::NotFinite { place, hint: "check the base model" });
+            }
+            all.push(dx);
+        }
+        Ok(all)
+    }
+
+    /// Turns slopes behind a block into those before it.
+    fn backward(&mut self, layer: usize, inputs: &[Vec<f32>], slopes: &mut [Vec<f32>]) -> Result<(), ModelError> {
+        let Self { base, config, layouts, buffers, sums } = self;
+        let weights = load_block(base, &Values::new(), config, layer)?;
+        let (params, effective) = (Params::none(&weights), Effective::default());
+        let mut see = |matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize| {
+            let Some((_, target)) = matrix else { return };
+            sums.entry(Some((layer, target))).or_default().add(target.shape(config), x, m, dy, stride);
+        };
+        let observer: RefCell<&mut Observer<'_>> = RefCell::new(&mut see);
+        let pass = Pass { observer: Some(&observer), ..Pass::plain(&weights, &params, &effective, buffers) };
+        for ((layout, x), dx) in layouts.iter().zip(inputs).zip(slopes) {
+            let rows = pass.rows(layout);
+            for block in &weights.blocks {
+                let (_, saved) = pass.block(0, block, &rows, buffers.copy(x));
+                pass.block_backward((0, layer > 0), block, &rows, saved, dx, &mut []);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sums {
+    /// Adds the rows of one text. The output matrix is seen in parts; a part's share of the norm leaves out products between
+    /// parts.
+    fn add(&mut self, (outputs, inputs): (usize, usize), x: &[f32], m: usize, dy: &[f32], stride: usize) {
+        self.square.resize(outputs, 0.0);
         for row in 0..m {
             let dy = &dy[row * stride..][..outputs];
-            s.square.iter_mut().zip(dy).for_each(|(s, d)| *s += f64::from(*d) * f64::from(*d));
+            self.square.iter_mut().zip(dy).for_each(|(s, d)| *s += f64::from(*d) * f64::from(*d));
         }
-        s.rows += m as u64;
-        s.norm2 += product_norm2(x, inputs, dy, outputs, stride, m);
-    };
-    let observer: RefCell<&mut pass::Observer<'_>> = RefCell::new(&mut see);
-    let effective = Effective::default();
-    let plain = pass::Pass::plain(&decoder.weights, params, &effective, buffers);
-    let pass = pass::Pass { observer: Some(&observer), ..plain };
-    pass.run(&[&sample], 1.0, &mut [])
+        self.rows += m as u64;
+        self.norm2 += product_norm2(x, inputs, dy, outputs, stride, m);
+    }
 }
 
 /// `‖Σₜ dyₜ xₜᵀ‖²` without the matrix: `Σₜₛ (dyₜ·dyₛ)(xₜ·xₛ)`.
@@ -98,19 +168,20 @@ fn product_norm2(x: &[f32], inputs: usize, dy: &[f32], outputs: usize, stride: u
 mod tests {
     use super::*;
     use crate::linalg::Storage;
-    use crate::model::Arch;
     use crate::model::tests::{some_tokens, tiny_file, tiny_file_with};
+    use crate::model::{Arch, Decoder};
 
-    fn loss(file: &crate::gguf::Gguf, text: &[u32]) -> f64 {
+    fn loss(file: &Gguf, text: &[u32]) -> f64 {
         let d = Decoder::load_with(file, Storage::F32).unwrap();
-        one_text(&d, &Params::none(&d.weights), &Buffers::default(), text, &mut BTreeMap::new())
+        let (params, effective, buffers) = (Params::none(&d.weights), Effective::default(), Buffers::default());
+        Pass::plain(&d.weights, &params, &effective, &buffers).measure(&[&Sample::new(text.to_vec(), 1)])
     }
 
     /// The norm is the root of the squared slopes along all weights.
     #[test]
     fn norms_match_finite_differences() {
         let text = some_tokens(6, 3);
-        let base = Decoder::load_with(&tiny_file(Arch::Qwen2), Storage::F32).unwrap();
+        let base = tiny_file(Arch::Qwen2);
         let all = matrix_gradients(&base, std::slice::from_ref(&text), &mut |_, _| ControlFlow::Continue(())).unwrap();
         assert_eq!(all.len(), 2 * 7 + 1);
         for (layer, target) in [(1, Target::V), (0, Target::K)] {
@@ -133,8 +204,9 @@ mod tests {
     #[test]
     fn output_gradients_are_those_of_the_softmax() {
         let text = some_tokens(5, 4);
-        let d = Decoder::load_with(&tiny_file(Arch::Llama), Storage::F32).unwrap();
-        let all = matrix_gradients(&d, std::slice::from_ref(&text), &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let file = tiny_file(Arch::Llama);
+        let d = Decoder::load_with(&file, Storage::F32).unwrap();
+        let all = matrix_gradients(&file, std::slice::from_ref(&text), &mut |_, _| ControlFlow::Continue(())).unwrap();
         let output = all.iter().find(|g| g.matrix.is_none()).unwrap();
         let mut want = vec![0.0f64; 50];
         d.visit_logits(&text, 0..4, &mut |p, row| {
@@ -149,7 +221,7 @@ mod tests {
         for (got, want) in output.output_square.iter().zip(&want) {
             assert!((f64::from(*got) - want).abs() < 2e-3, "{got} {want}");
         }
-        let e = matrix_gradients(&d, &[vec![1]], &mut |_, _| ControlFlow::Continue(())).unwrap_err().to_string();
+        let e = matrix_gradients(&file, &[vec![1]], &mut |_, _| ControlFlow::Continue(())).unwrap_err().to_string();
         assert!(e.contains("text 0"), "{e}");
     }
 }

@@ -41,7 +41,7 @@ pub(super) struct Pass<'a> {
 pub(super) type Observer<'a> = dyn FnMut(Option<(usize, Target)>, &[f32], usize, &[f32], usize) + 'a;
 
 /// What the backward pass needs of a block; the rest is cheap to compute again.
-struct Saved<'a> {
+pub(super) struct Saved<'a> {
     /// Input of the block.
     x: Lent<'a>,
     /// Before the norms of the heads, where there are any.
@@ -63,7 +63,7 @@ impl Saved<'_> {
 }
 
 /// The rows of a pass.
-struct Rows {
+pub(super) struct Rows {
     spans: Vec<attention::Span>,
     positions: Vec<usize>,
     table: RopeTable,
@@ -110,7 +110,9 @@ impl<'a> Pass<'a> {
                 Some(Kept::Input(x)) => self.block(layer, block, &rows, x).1,
                 None => continue,
             };
-            self.block_backward(layer, block, &rows, keep, &mut dx, grads);
+            // below the matrices of the first block there often is nothing to train
+            let below = layer > 0 || self.params.part(Part::AttnNorm(0)).is_some();
+            self.block_backward((layer, below), block, &rows, keep, &mut dx, grads);
         }
         if let Some(range) = self.params.part(Part::Embedding) {
             let all = &mut grads[range];
@@ -128,7 +130,7 @@ impl<'a> Pass<'a> {
         self.losses(&x, &layout.predictions, self.taught(&layout).as_ref(), 1.0, None)
     }
 
-    fn rows(&self, layout: &Layout) -> Rows {
+    pub(super) fn rows(&self, layout: &Layout) -> Rows {
         let longest = layout.positions.iter().max().map_or(0, |p| p + 1);
         let (spans, positions) = (layout.spans.clone(), layout.positions.clone());
         Rows { spans, positions, table: self.weights.rope.table(longest) }
@@ -161,7 +163,7 @@ impl<'a> Pass<'a> {
         Some(Taught { weights, x, how: teacher.how })
     }
 
-    fn block(&self, layer: usize, block: &Block, rows: &Rows, x: Lent<'a>) -> (Lent<'a>, Saved<'a>) {
+    pub(super) fn block(&self, layer: usize, block: &Block, rows: &Rows, x: Lent<'a>) -> (Lent<'a>, Saved<'a>) {
         let c = &self.weights.config;
         let m = rows.positions.len();
         let mut normed = self.buffers.any(m * c.width);
@@ -190,10 +192,11 @@ impl<'a> Pass<'a> {
         (out, Saved { x, plain_qkv, qkv, heads, mid, gate_up, projected })
     }
 
-    /// Turns the gradient of the block's output in `dx` into that of its input.
-    fn block_backward(
+    /// Turns the gradient of the block's output in `dx` into that of its input, all of it if something `below` the block's
+    /// matrices wants it.
+    pub(super) fn block_backward(
         &self,
-        layer: usize,
+        (layer, below): (usize, bool),
         block: &Block,
         rows: &Rows,
         keep: Saved<'_>,
@@ -215,9 +218,7 @@ impl<'a> Pass<'a> {
         }
         let mut normed = self.buffers.any(m * c.width);
         norm_rows(&keep.x, self.attn_norm(layer, block), c.rms_eps, &mut normed);
-        // Below the matrices of the first block there often is nothing to train.
-        let more = layer > 0 || self.params.part(Part::AttnNorm(0)).is_some();
-        let mut dnormed = more.then(|| self.buffers.any(m * c.width));
+        let mut dnormed = below.then(|| self.buffers.any(m * c.width));
         let seen = keep.seen(Stack::Qkv, &normed, &dqkv, m);
         self.backward((layer, Stack::Qkv, block), &seen, grads, dnormed.as_deref_mut(), false);
         if let Some(dnormed) = dnormed {
