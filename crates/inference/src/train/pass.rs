@@ -71,7 +71,7 @@ pub(super) struct Rows {
 
 /// What is kept of a block until the backward pass comes back to it.
 enum Kept<'a> {
-    All(Saved<'a>),
+    All(Box<Saved<'a>>),
     Input(Lent<'a>),
 }
 
@@ -106,7 +106,7 @@ impl<'a> Pass<'a> {
         let loss = self.losses(&x, &layout.predictions, taught.as_ref(), scale, Some((&mut dx[..], &mut *grads)));
         for (layer, block) in self.weights.blocks.iter().enumerate().rev() {
             let keep = match kept.pop() {
-                Some(Kept::All(saved)) => saved,
+                Some(Kept::All(saved)) => *saved,
                 Some(Kept::Input(x)) => self.block(layer, block, &rows, x).1,
                 None => continue,
             };
@@ -147,7 +147,7 @@ impl<'a> Pass<'a> {
         for (layer, block) in self.weights.blocks.iter().enumerate() {
             let input = self.recompute.then(|| self.buffers.copy(&x));
             let (next, saved) = self.block(layer, block, rows, x);
-            keep(input.map_or(Kept::All(saved), Kept::Input));
+            keep(input.map_or_else(|| Kept::All(Box::new(saved)), Kept::Input));
             x = next;
         }
         x
