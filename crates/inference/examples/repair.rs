@@ -8,9 +8,7 @@
 use flywheel_inference::gguf::Gguf;
 use flywheel_inference::model::{Decoder, Storage, Target};
 use flywheel_inference::tokenizer::Tokenizer;
-use flywheel_inference::train::{
-    Distillation, LoraConfig, Sample, Schedule, TrainConfig, Trainable, Trainer, WeightGrid,
-};
+use flywheel_inference::train::{Distillation, LoraConfig, Sample, Schedule, TrainConfig, Trainable, Trainer};
 use std::error::Error;
 use std::time::Instant;
 use std::{fs, ops::ControlFlow};
@@ -49,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         schedule: Schedule::Cosine,
         warmup_steps: steps / 10,
         pass_tokens: 8 * WINDOW,
-        grid: Some(parse(grid)?),
+        grid: Some(grid.parse()?),
         ..TrainConfig::default()
     };
     let how = Distillation { temperature: 1.0, share: 1.0 };
@@ -65,12 +63,4 @@ fn main() -> Result<(), Box<dyn Error>> {
         begin.elapsed().as_secs_f64()
     );
     Ok(())
-}
-
-fn parse(text: &str) -> Result<WeightGrid, Box<dyn Error>> {
-    if text.starts_with("npu") {
-        let (profile, group) = text.split_once('/').unwrap_or((text, "0"));
-        return Ok(WeightGrid::Npu { profile: profile.parse()?, group: group.parse()? });
-    }
-    Ok(WeightGrid::Gguf(text.parse()?))
 }

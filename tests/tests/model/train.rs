@@ -119,3 +119,27 @@ fn a_run_that_was_stopped_goes_on_to_the_same_adapter() {
     assert_eq!(place.bytes("out.gguf"), place.bytes("whole.gguf"));
     assert!(!place.at("out.gguf.state").exists());
 }
+
+#[test]
+fn an_adapter_is_trained_for_a_format_with_a_teacher_and_for_peft() {
+    let place = place();
+    // whole answers are left out and measured
+    let held_out = conversations(14).lines().skip(12).map(|l| l.replacen('{', "{\"split\":\"holdout\",", 1) + "\n");
+    let lines: String = held_out.take(2).collect();
+    fs::write(
+        place.at("data.jsonl"),
+        conversations(12).lines().take(12).map(|l| format!("{l}\n")).collect::<String>() + &lines,
+    )
+    .unwrap();
+    let run = "train base.gguf data.jsonl q.gguf --steps 8 --lr 0.003 --grid q4_0 --teacher base.gguf --teacher-share 1 --peft q --json";
+    let made = place.ok(run).json();
+    let [before, after] = [0, 1].map(|i| made["divergence"][i].as_f64().unwrap());
+    assert!(before > 0.0 && after < before, "the format costs {before}, and after training for it {after}");
+    place.ok("merge base.gguf q.gguf own.gguf --type f32");
+    place.ok("merge base.gguf q peft.gguf --type f32");
+    let [own, peft] = ["own.gguf", "peft.gguf"]
+        .map(|f| logits(&Decoder::load_with(&Gguf::open(&place.at(f)).unwrap(), Storage::F32).unwrap()));
+    assert!(largest_difference(&own, &peft) < 1e-4);
+    place.fails(2, "train base.gguf data.jsonl x.gguf --grid q3_k", "is no weight format");
+    place.fails(2, "train base.gguf data.jsonl x.gguf --teacher-share 1", "--teacher");
+}

@@ -29,6 +29,23 @@ impl fmt::Display for WeightGrid {
     }
 }
 
+impl std::str::FromStr for WeightGrid {
+    type Err = String;
+    /// A block type (`Q4_0`), or `npu-int4`, `npu-int6`, `npu-int8`, with `/COLUMNS` for groups within rows.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || {
+            format!("`{text}` is no weight format; known are block types such as q4_0, and npu-int4 or npu-int4/128")
+        };
+        if !text.starts_with("npu") {
+            let ty: TensorType = text.parse().map_err(|_| unknown())?;
+            return if ty.is_quantized() { Ok(Self::Gguf(ty)) } else { Err(unknown()) };
+        }
+        let (profile, group) = text.split_once('/').unwrap_or((text, "0"));
+        let profile = profile.parse().map_err(|_| unknown())?;
+        Ok(Self::Npu { profile, group: group.parse().map_err(|_| unknown())? })
+    }
+}
+
 impl WeightGrid {
     /// Replaces each value by what the format would keep of it; `name` is for messages.
     pub(super) fn round(self, values: &mut [f32], row_len: usize, name: &str) -> Result<(), ModelError> {

@@ -5,9 +5,11 @@ use super::quantized::Wanted;
 use super::texts::Conversation;
 use super::{Model, open, refused};
 use crate::pipeline::blocking::stopped;
-use flywheel_inference::gguf::{self, GgufError, TensorData};
-use flywheel_inference::model::{Adapter, MergedType, ModelError, Target, merge};
-use flywheel_inference::train::{LoraConfig, Schedule, StepReport, TrainConfig, Trainer};
+use flywheel_inference::gguf::{self, Gguf, GgufError, TensorData};
+use flywheel_inference::model::{Adapter, Decoder, MergedType, ModelConfig, ModelError, Storage, Target, merge};
+use flywheel_inference::train::{
+    Distillation, LoraConfig, Sample, Schedule, StepReport, TrainConfig, Trainer, WeightGrid,
+};
 use flywheel_types::Error;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
@@ -29,6 +31,9 @@ pub struct Recipe {
     /// `alpha / sqrt(rank)` instead of `alpha / rank`.
     pub rank_stabilized: bool,
     pub dropout: f32,
+    /// Train for matrices in this format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grid: Option<WeightGrid>,
     pub seed: u64,
     /// Format of the candidate.
     pub profile: Wanted,
@@ -50,6 +55,7 @@ impl Default for Recipe {
             alpha: 16.0,
             rank_stabilized: false,
             dropout: 0.0,
+            grid: None,
             seed: 7,
             profile: Wanted::Auto,
             budget_bytes: None,
@@ -65,6 +71,10 @@ pub struct Work {
     pub recipe: Recipe,
     /// Where the state of the run is kept; a run with the same base, samples and recipe goes on from it.
     pub checkpoint: PathBuf,
+    /// Another model whose predictions the loss compares with.
+    pub teacher: Option<(PathBuf, Distillation)>,
+    /// How far the model in the recipe's grid is from its base on these, before and after.
+    pub measured: Vec<Conversation>,
 }
 
 /// A finished run.
@@ -74,6 +84,9 @@ pub struct Trained {
     pub losses: Vec<f32>,
     /// Steps that an earlier attempt had done.
     pub resumed_at: usize,
+    /// Mean KL divergence from the base of the model in the recipe's grid, nats a token of an answer: when this attempt began, and
+    /// at the end.
+    pub divergence: Option<[f64; 2]>,
 }
 
 /// Trains; `watch` sees every step and can stop the run. Blocking.
@@ -83,8 +96,11 @@ pub struct Trained {
 /// checkpoint from which the next attempt goes on.
 pub fn train(work: &Work, watch: &mut dyn FnMut(&StepReport) -> ControlFlow<()>) -> Result<Trained, Error> {
     let model = Model::load(&open(&work.base)?)?;
-    let samples = work.samples.iter().map(|s| s.sample(&model.tokenizer, &model.template));
-    let samples = samples.collect::<Result<Vec<_>, Error>>()?;
+    let encode = |conversations: &[Conversation]| -> Result<Vec<Sample>, Error> {
+        conversations.iter().map(|s| s.sample(&model.tokenizer, &model.template)).collect()
+    };
+    let samples = encode(&work.samples)?;
+    let measured = if work.recipe.grid.is_some() { encode(&work.measured)? } else { Vec::new() };
     let r = &work.recipe;
     let lora = LoraConfig {
         rank: r.rank,
@@ -99,14 +115,22 @@ pub fn train(work: &Work, watch: &mut dyn FnMut(&StepReport) -> ControlFlow<()>)
         learning_rate: r.learning_rate,
         seed: r.seed,
         schedule: r.schedule,
+        grid: r.grid,
         ..TrainConfig::default()
     };
     let mut trainer = Trainer::new(&model.decoder, lora, config, samples).map_err(refused)?;
+    if let Some((file, how)) = &work.teacher {
+        let teacher = Decoder::load_with(&open(file)?, Storage::F16).map_err(refused)?;
+        trainer = trainer.distill(&teacher, *how).map_err(refused)?;
+    }
     if let Ok(bytes) = std::fs::read(&work.checkpoint) {
         // a checkpoint of another run is refused by its fingerprint: start over
         let _ = trainer.restore(&bytes);
     }
     let resumed_at = trainer.steps_done();
+    let far = |trainer: &Trainer| trainer.divergence(&model.decoder, &measured).map_err(refused);
+    let rounded = r.grid.is_some() && !measured.is_empty();
+    let before = rounded.then(|| far(&trainer)).transpose()?;
     let mut losses = Vec::with_capacity(r.steps);
     while trainer.steps_done() < r.steps {
         let report = trainer.step().map_err(refused)?;
@@ -119,7 +143,20 @@ pub fn train(work: &Work, watch: &mut dyn FnMut(&StepReport) -> ControlFlow<()>)
             return Err(stopped("training"));
         }
     }
-    Ok(Trained { adapter: trainer.finish().map_err(refused)?, losses, resumed_at })
+    let divergence = before.map(|before| Ok([before, far(&trainer)?])).transpose()?;
+    Ok(Trained { adapter: trainer.finish().map_err(refused)?, losses, resumed_at, divergence })
+}
+
+/// Reads an adapter for a model: a GGUF file, or a folder that PEFT wrote.
+///
+/// # Errors
+/// `Invalid` naming what is wrong with it; as [`open`].
+pub fn open_adapter(path: &Path, base: &Gguf) -> Result<Adapter, Error> {
+    if path.is_dir() {
+        let config = ModelConfig::from_gguf(base, &mut Vec::new()).map_err(refused)?;
+        return Adapter::from_peft(path, &config).map_err(refused);
+    }
+    Adapter::from_gguf(&open(path)?).map_err(refused)
 }
 
 /// Merges an adapter into its base and writes a float model, tensor by tensor as long as `go_on` says so. Nothing is left of

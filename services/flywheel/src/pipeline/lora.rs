@@ -52,6 +52,8 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
         samples,
         recipe: recipe.clone(),
         checkpoint: server.objects.scratch()?.join(format!("train-{}.state", job.job_id)),
+        teacher: None,
+        measured: Vec::new(),
     };
     let checkpoint = work.checkpoint.clone();
     let merged_file = server.objects.scratch()?.join(format!("merged-{}-{}.gguf", job.job_id, job.attempt));

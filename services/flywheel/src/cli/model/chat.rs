@@ -2,9 +2,10 @@
 
 use super::progress::{Session, note};
 use crate::cli::{Usage, say};
+use crate::models::training::open_adapter;
 use crate::models::{Model, open, refused};
 use anyhow::{Context, Result};
-use flywheel_inference::model::{Adapter, Decoder, GenerateOptions, KvType, ModelError, Sampling, TextStream};
+use flywheel_inference::model::{Decoder, GenerateOptions, KvType, ModelError, Sampling, TextStream};
 use flywheel_inference::tokenizer::Message;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
@@ -62,8 +63,7 @@ pub fn run(args: &Args, session: &Session) -> Result<()> {
     let gguf = open(&args.model)?;
     let mut decoder = Decoder::load(&gguf).map_err(refused)?;
     if let Some(path) = &args.adapter {
-        let adapter =
-            Adapter::from_gguf(&open(path)?).map_err(refused).with_context(|| format!("{}", path.display()))?;
+        let adapter = open_adapter(path, &gguf).with_context(|| format!("{}", path.display()))?;
         decoder = decoder.with_adapter(&adapter).map_err(refused)?;
     }
     let model = Model::with(&gguf, decoder)?;

@@ -5,6 +5,7 @@ use super::progress::{Bar, Session};
 use super::texts::TextArgs;
 use super::{ladder, show, write_json};
 use crate::cli::Usage;
+use crate::models::training::open_adapter;
 use crate::models::{Model, open, refused};
 use anyhow::{Context, Result, bail};
 use flywheel_attribution::refusal::{AnswerKind, detect};
@@ -14,7 +15,7 @@ use flywheel_inference::eval::{
     safety, share, speed,
 };
 use flywheel_inference::gguf::Gguf;
-use flywheel_inference::model::{Adapter, Decoder, ModelError};
+use flywheel_inference::model::{Decoder, ModelError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs;
@@ -159,7 +160,7 @@ pub fn run(args: &Args, session: &Session) -> Result<()> {
 fn decoder(args: &Args, gguf: &Gguf) -> Result<Decoder> {
     let decoder = Decoder::load(gguf).map_err(refused)?;
     let Some(path) = &args.adapter else { return Ok(decoder) };
-    let adapter = Adapter::from_gguf(&open(path)?).map_err(refused).with_context(|| format!("{}", path.display()))?;
+    let adapter = open_adapter(path, gguf).with_context(|| format!("{}", path.display()))?;
     Ok(decoder.with_adapter(&adapter).map_err(refused)?)
 }
 

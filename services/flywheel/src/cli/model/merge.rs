@@ -2,10 +2,10 @@
 
 use super::progress::{Session, note};
 use super::show;
-use crate::models::training::write_merged;
-use crate::models::{open, refused};
+use crate::models::open;
+use crate::models::training::{open_adapter, write_merged};
 use anyhow::{Context, Result};
-use flywheel_inference::model::{Adapter, MergedType};
+use flywheel_inference::model::MergedType;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ enum Float {
 pub struct Args {
     /// The model that the adapter was trained on.
     base: PathBuf,
-    /// The adapter (GGUF).
+    /// The adapter: a GGUF file, or a folder that PEFT wrote.
     adapter: PathBuf,
     /// File to make.
     out: PathBuf,
@@ -36,9 +36,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, session: &Session) -> Result<()> {
-    let mut adapter = Adapter::from_gguf(&open(&args.adapter)?)
-        .map_err(refused)
-        .with_context(|| format!("{}", args.adapter.display()))?;
+    let mut adapter =
+        open_adapter(&args.adapter, &open(&args.base)?).with_context(|| format!("{}", args.adapter.display()))?;
     let trained_on = adapter.base_sha256.clone();
     if args.allow_other_base {
         adapter.base_sha256 = None;

@@ -3,23 +3,27 @@
 use super::progress::{Bar, Session, note};
 use super::{show, write_json};
 use crate::cli::Usage;
-use crate::models::refused;
 use crate::models::texts::read_conversations;
 use crate::models::training::{Recipe, Work, train};
+use crate::models::{open, refused};
 use anyhow::{Context, Result, bail};
 use flywheel_attribution::dataset::Split;
-use flywheel_inference::model::Target;
-use flywheel_inference::train::{Schedule, StepReport};
+use flywheel_inference::model::{ModelConfig, Target};
+use flywheel_inference::train::{Distillation, Schedule, StepReport, WeightGrid};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 A line of the data is {\"messages\": [{\"role\": \"user\", \"content\": …}, {\"role\": \"assistant\", \"content\": …}]}; lines with
-\"split\": \"holdout\" are left out, and so train the lines of a dataset snapshot. The loss counts the last answer only. The
+\"split\": \"holdout\" are left out (with --grid the divergence from the base is measured on them), and so train the lines of a
+dataset snapshot. The loss counts the last answer only. The
 state is kept beside OUT every ten steps and on Ctrl-C: the same command goes on from it, to the same bytes.
 
   flywheel model train base.gguf data.jsonl adapter.gguf --steps 60
   flywheel model merge base.gguf adapter.gguf tuned.gguf";
+
+/// Conversations that were left out of training and are measured.
+const MEASURED: usize = 32;
 
 /// How the learning rate changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -58,6 +62,22 @@ pub struct Args {
     /// Share of an adapter's inputs that are left out in each step.
     #[arg(long, default_value_t = 0.0)]
     dropout: f32,
+    /// Train for matrices in a weight format, a block type such as q4_0, or npu-int4, npu-int6, npu-int8 with `/COLUMNS` for groups:
+    /// they are rounded in every step, the adapter folded in.
+    #[arg(long, value_name = "FORMAT")]
+    grid: Option<WeightGrid>,
+    /// Compare with this model's predictions, too: it has the same vocabulary.
+    #[arg(long, value_name = "MODEL")]
+    teacher: Option<PathBuf>,
+    /// Share of the teacher in the loss; 1 is the divergence from it alone.
+    #[arg(long, default_value_t = 0.5, requires = "teacher")]
+    teacher_share: f32,
+    /// Both distributions are softened by this before they are compared.
+    #[arg(long, default_value_t = 1.0, requires = "teacher")]
+    temperature: f32,
+    /// Write the adapter as a folder for PEFT, too.
+    #[arg(long, value_name = "FOLDER")]
+    peft: Option<PathBuf>,
     /// Matrices: of q, k, v, o, gate, up, down.
     #[arg(long, value_delimiter = ',', default_value = "q,k,v,o", value_parser = target)]
     targets: Vec<Target>,
@@ -83,7 +103,7 @@ pub fn run(args: Args, session: &Session) -> Result<()> {
     }
     let text = std::fs::read_to_string(&args.data).with_context(|| format!("cannot read {}", args.data.display()))?;
     let samples = read_conversations(&text).with_context(|| format!("{}", args.data.display()))?;
-    let samples: Vec<_> = samples.into_iter().filter(|s| s.split == Split::Train).collect();
+    let (samples, held_out): (Vec<_>, Vec<_>) = samples.into_iter().partition(|s| s.split == Split::Train);
     if samples.is_empty() {
         bail!("{} holds nothing to train on", args.data.display());
     }
@@ -99,10 +119,19 @@ pub fn run(args: Args, session: &Session) -> Result<()> {
         alpha: args.alpha,
         rank_stabilized: args.rank_stabilized,
         dropout: args.dropout,
+        grid: args.grid,
         seed: args.seed,
         ..Recipe::default()
     };
-    let work = Work { base: args.base, samples, recipe, checkpoint: checkpoint.into() };
+    let how = Distillation { temperature: args.temperature, share: args.teacher_share };
+    let work = Work {
+        base: args.base,
+        samples,
+        recipe,
+        checkpoint: checkpoint.into(),
+        teacher: args.teacher.map(|model| (model, how)),
+        measured: held_out.into_iter().take(MEASURED).collect(),
+    };
     let mut bar = Bar::new(session, "training step");
     let mut steps: Vec<StepReport> = Vec::new();
     let trained = train(&work, &mut |s| {
@@ -118,12 +147,17 @@ pub fn run(args: Args, session: &Session) -> Result<()> {
         note(&format!("went on after step {}", trained.resumed_at));
     }
     let size_bytes = trained.adapter.write(&args.out).map_err(refused)?;
+    if let Some(folder) = &args.peft {
+        let config = ModelConfig::from_gguf(&open(&work.base)?, &mut Vec::new()).map_err(refused)?;
+        let name = work.base.file_stem().unwrap_or_default().to_string_lossy();
+        trained.adapter.write_peft(folder, &config, &name).map_err(refused)?;
+    }
     let _ = std::fs::remove_file(&work.checkpoint);
     let tokens: usize = steps.iter().map(|s| s.tokens).sum();
     let whole = json!({
         "conversations": work.samples.len(), "steps": args.steps, "resumed_at": trained.resumed_at,
         "first_loss": trained.losses.first(), "last_loss": trained.losses.last(), "tokens": tokens,
-        "adapter_bytes": size_bytes, "base_sha256": trained.adapter.base_sha256,
+        "adapter_bytes": size_bytes, "base_sha256": trained.adapter.base_sha256, "divergence": trained.divergence,
     });
     if let Some(path) = &args.report {
         write_json(path, &json!({ "recipe": work.recipe, "steps": steps }))?;
@@ -136,5 +170,8 @@ pub fn run(args: Args, session: &Session) -> Result<()> {
         loss(trained.losses.first()),
         loss(trained.losses.last())
     );
-    show(args.json, &whole, &[line])
+    let far = trained.divergence.zip(args.grid).map(|([before, after], grid)| {
+        format!("divergence from the base as {grid}, on what was left out: {before:.5} → {after:.5} nats a token")
+    });
+    show(args.json, &whole, &std::iter::once(line).chain(far).collect::<Vec<_>>())
 }
