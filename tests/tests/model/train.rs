@@ -124,13 +124,12 @@ fn a_run_that_was_stopped_goes_on_to_the_same_adapter() {
 fn an_adapter_is_trained_for_a_format_with_a_teacher_and_for_peft() {
     let place = place();
     // whole answers are left out and measured
-    let held_out = conversations(14).lines().skip(12).map(|l| l.replacen('{', "{\"split\":\"holdout\",", 1) + "\n");
-    let lines: String = held_out.take(2).collect();
-    fs::write(
-        place.at("data.jsonl"),
-        conversations(12).lines().take(12).map(|l| format!("{l}\n")).collect::<String>() + &lines,
-    )
-    .unwrap();
+    let line = |(i, line): (usize, &str)| {
+        let split = if i < 12 { "train" } else { "holdout" };
+        line.replacen('{', &format!("{{\"split\":\"{split}\","), 1) + "\n"
+    };
+    let lines: String = conversations(14).lines().take(14).enumerate().map(line).collect();
+    fs::write(place.at("data.jsonl"), lines).unwrap();
     let run = "train base.gguf data.jsonl q.gguf --steps 8 --lr 0.003 --grid q4_0 --teacher base.gguf --teacher-share 1 --peft q --json";
     let made = place.ok(run).json();
     let [before, after] = [0, 1].map(|i| made["divergence"][i].as_f64().unwrap());

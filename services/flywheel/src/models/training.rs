@@ -143,7 +143,7 @@ pub fn train(work: &Work, watch: &mut dyn FnMut(&StepReport) -> ControlFlow<()>)
             return Err(stopped("training"));
         }
     }
-    let divergence = before.map(|before| Ok([before, far(&trainer)?])).transpose()?;
+    let divergence = before.map(|before| far(&trainer).map(|after| [before, after])).transpose()?;
     Ok(Trained { adapter: trainer.finish().map_err(refused)?, losses, resumed_at, divergence })
 }
 
