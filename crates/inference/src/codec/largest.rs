@@ -90,18 +90,22 @@ fn ends(x: &[f32; N]) -> (f32, f32) {
     (least.into_iter().fold(f32::MAX, f32::min), greatest.into_iter().fold(f32::MIN, f32::max))
 }
 
-/// The whole part of a level, which is at most `max`.
+/// The whole part of a level in `0..=max`. A block of subnormal numbers has an infinite inverse, whose products are kept inside,
+/// too.
 #[inline(always)]
 fn whole(level: f32, max: f32) -> u8 {
     let level = if level < max { level } else { max };
-    // SAFETY: weights are finite (checked before), and no level of a block is below 0 by more than a rounding error.
+    let level = if level > 0.0 { level } else { 0.0 };
+    // SAFETY: between 0 and `max`, which a byte holds; a NaN became `max`.
     (unsafe { level.to_int_unchecked::<i32>() }) as u8
 }
 
-/// The whole part of a level between -128 and 128, in two's complement.
+/// The whole part of a level in -127..=127, in two's complement.
 #[inline(always)]
 fn whole_signed(level: f32) -> u8 {
-    // SAFETY: weights are finite (checked before) and at most 127 scales of their block.
+    let level = if level < 127.0 { level } else { 127.0 };
+    let level = if level > -127.0 { level } else { -127.0 };
+    // SAFETY: between -127 and 127; a NaN became 127.
     (unsafe { level.to_int_unchecked::<i32>() }) as u8
 }
 
@@ -119,4 +123,46 @@ fn nibbles(levels: &[u8; N], out: &mut [u8]) {
 fn high_bits(levels: &[u8; N], out: &mut [u8]) {
     let bits = levels.iter().enumerate().fold(0u32, |bits, (i, l)| bits | u32::from(l >> 4) << i);
     out.copy_from_slice(&bits.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::{decode_block, quantize};
+
+    const TYPES: [TensorType; 5] =
+        [TensorType::Q4_0, TensorType::Q4_1, TensorType::Q5_0, TensorType::Q5_1, TensorType::Q8_0];
+
+    /// Values of a block after coding.
+    fn round_trip(ty: TensorType, x: &[f32; N]) -> [f32; N] {
+        let (mut bytes, mut back) = (vec![0; ty.block_bytes()], [0.0; N]);
+        assert!(encode(ty, x, &mut bytes));
+        decode_block(ty, &bytes, &mut back);
+        back
+    }
+
+    #[test]
+    fn what_lies_on_the_grid_of_the_largest_magnitude_stays() {
+        // -8..=7 halves twice: every level of Q4_0, all of Q5_0 at half the step
+        let x: [f32; N] = std::array::from_fn(|i| (i % 16) as f32 / 2.0 - 4.0);
+        assert_eq!(round_trip(TensorType::Q4_0, &x), x);
+        assert_eq!(round_trip(TensorType::Q4_1, &x), x);
+        let x: [f32; N] = std::array::from_fn(|i| i as f32 / 4.0 - 4.0);
+        assert_eq!((round_trip(TensorType::Q5_0, &x), round_trip(TensorType::Q5_1, &x)), (x, x));
+        let x: [f32; N] = std::array::from_fn(|i| 127.0 - 8.0 * i as f32);
+        assert_eq!(round_trip(TensorType::Q8_0, &x), x);
+        assert!(!encode(TensorType::Q4K, &x, &mut [0; 144]));
+    }
+
+    #[test]
+    fn blocks_of_zeros_and_of_the_smallest_numbers_are_finite() {
+        let tiny = f32::from_bits(1);
+        let mixed = std::array::from_fn(|i| [tiny, -tiny, 0.0][i % 3]);
+        for ty in TYPES {
+            for x in [[0.0; N], [tiny; N], [-tiny; N], mixed] {
+                assert!(round_trip(ty, &x).iter().all(|v| v.abs() < 1e-3), "{ty} {x:?}");
+            }
+            assert!(quantize(ty, &mixed, N, None).is_ok());
+        }
+    }
 }

@@ -470,43 +470,4 @@ mod tests {
         bad[3] = f32::NAN;
         assert_eq!(Packed::stack(&[&bad], 5, Storage::F32).unwrap_err(), 3);
     }
-    #[test]
-    #[ignore = "temporary"]
-    fn temp_speed() {
-        for threads in [1, 2] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| {
-                for (m, n, k) in [
-                    (12, 32, 576),
-                    (1024, 32, 576),
-                    (96, 3072, 576),
-                    (384, 3072, 576),
-                    (1024, 3072, 576),
-                    (1024, 576, 1536),
-                    (1024, 576, 576),
-                    (1024, 960, 576),
-                    (128, 49152, 576),
-                ] {
-                    let packed = Packed::stack(&[&noise(n * k, 1)], k, Storage::F32).unwrap();
-                    let x = noise(m * k, 2);
-                    let mut out = vec![0.0; m * n];
-                    let dy = noise(m * n, 3);
-                    let mut dx = vec![0.0; m * k];
-                    let reps = (20_000_000_000.0 / (2.0 * m as f64 * n as f64 * k as f64)).ceil() as usize;
-                    let t = std::time::Instant::now();
-                    for _ in 0..reps {
-                        packed.forward(&x, m, &mut out, false);
-                    }
-                    let f = t.elapsed().as_secs_f64();
-                    let t = std::time::Instant::now();
-                    for _ in 0..reps {
-                        packed.backward(&dy, m, &mut dx, false);
-                    }
-                    let b = t.elapsed().as_secs_f64();
-                    let g = |s: f64| reps as f64 * 2.0 * m as f64 * n as f64 * k as f64 / s / 1e9;
-                    eprintln!("{threads} {m} {n} {k}: forward {:.1} GFLOPS, backward {:.1}", g(f), g(b));
-                }
-            });
-        }
-    }
 }
