@@ -54,6 +54,7 @@ const NAMED_BY: &[(&str, &[&str])] = &[
     ("sqlx", &["flywheel-store"]),
     ("axum", &["flywheel"]),
     ("lettre", &["flywheel"]),
+    ("llama-cpp-2", &["flywheel-inference"]),
 ];
 
 /// Hard cap of a source file, lines.

@@ -40,6 +40,16 @@ fn perplexity_and_divergence_are_those_of_the_library() {
 }
 
 #[test]
+fn an_engine_that_is_not_in_the_build_says_how_to_get_it() {
+    let place = Place::new(Tiny::default());
+    let eval = "eval base.gguf --text text.txt --window 128";
+    let [own, default] = ["--engine own --json", "--json"].map(|how| place.ok(&format!("{eval} {how}")).json());
+    assert_eq!(own, default);
+    place.fails(2, &format!("{eval} --engine llama-cpp"), "--features llama-cpp");
+    place.fails(2, &format!("{eval} --engine llama-cpp --ladder"), "--ladder");
+}
+
+#[test]
 fn sets_are_asked_and_judged() {
     let place = Place::new(Tiny::default());
     // " a" against the same with a tail that a model of noise finds much less likely

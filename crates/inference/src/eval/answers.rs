@@ -1,6 +1,7 @@
 //! Questions with one right answer.
 
-use crate::model::{Decoder, GenerateOptions, ModelError};
+use super::Engine;
+use crate::model::{GenerateOptions, ModelError};
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 use unicode_normalization::UnicodeNormalization;
@@ -55,16 +56,16 @@ impl AnswerSet {
     /// Asks `model` everything; `decode` turns tokens into text, `watch` sees how many are done.
     ///
     /// # Errors
-    /// Those of [`Decoder::generate_batch_watched`].
+    /// Those of [`Engine::generate`].
     pub fn run(
         &self,
-        model: &Decoder,
+        model: &dyn Engine,
         decode: &dyn Fn(&[u32]) -> String,
         watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Vec<AnswerResult>, ModelError> {
         let prompts: Vec<Vec<u32>> = self.questions.iter().map(|q| q.prompt.clone()).collect();
         let mut done = 0;
-        let answers = model.generate_batch_watched(&prompts, &self.options, &mut |_, _| {
+        let answers = model.generate(&prompts, &self.options, &mut |_, _| {
             done += 1;
             watch(done, prompts.len())
         })?;

@@ -1,7 +1,7 @@
 //! Multiple choice by log-likelihood: the option that the model finds most likely after the question is its answer.
 
-use super::AnswerResult;
-use crate::model::{Decoder, ModelError};
+use super::{AnswerResult, Engine};
+use crate::model::ModelError;
 use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ impl ChoiceResult {
 /// [`ModelError::Input`] for an item without options, or whose prompt or options are no tokens or too many;
 /// [`ModelError::Cancelled`].
 pub fn multiple_choice(
-    model: &Decoder,
+    model: &dyn Engine,
     items: &[ChoiceItem],
     encode: &dyn Fn(&str) -> Vec<u32>,
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,

@@ -4,12 +4,12 @@
 //! the convention of `llama-perplexity`, so numbers can be compared.
 
 use super::{
-    Estimate,
+    Engine, Estimate,
     interval::{Interval, bootstrap},
     recorded::{BaseRow, RecordedBase, base_row},
 };
 use crate::linalg::log_sum_exp;
-use crate::model::{Decoder, ModelError, Scored, argmax};
+use crate::model::{ModelError, argmax};
 use serde::Serialize;
 use std::ops::{ControlFlow, Range};
 
@@ -87,7 +87,7 @@ pub struct PositionScores {
 /// Where the base's predictions come from.
 #[derive(Debug, Clone, Copy)]
 pub enum Base<'a> {
-    Model(&'a Decoder),
+    Model(&'a dyn Engine),
     /// Made earlier by [`super::record_base`].
     Recorded(&'a RecordedBase),
 }
@@ -114,7 +114,7 @@ pub(super) fn scored(window: usize) -> Range<usize> {
 /// # Errors
 /// [`ModelError::Input`] for a text shorter than a window, [`ModelError::Cancelled`], and those of scoring.
 pub fn perplexity(
-    model: &Decoder,
+    model: &dyn Engine,
     tokens: &[u32],
     window: usize,
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
@@ -123,9 +123,10 @@ pub fn perplexity(
     let total = windows.len();
     let mut nll = Vec::with_capacity(total * window / 2);
     for (i, text) in windows.enumerate() {
-        for part in model.nll(&[Scored { tokens: text, from: window / 2 }])? {
-            nll.extend(part.into_iter().map(f64::from));
-        }
+        model.visit_logits(text, scored(window), &mut |position, row| {
+            nll.push(f64::from(log_sum_exp(row) - row[text[position + 1] as usize]));
+            Ok(())
+        })?;
         if watch(i + 1, total).is_break() {
             return Err(ModelError::Cancelled);
         }
@@ -138,8 +139,8 @@ pub fn perplexity(
 /// # Errors
 /// As [`position_scores`].
 pub fn divergence(
-    base: &Decoder,
-    other: &Decoder,
+    base: &dyn Engine,
+    other: &dyn Engine,
     tokens: &[u32],
     window: usize,
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
@@ -154,7 +155,7 @@ pub fn divergence(
 /// another order of them or other windows.
 pub fn position_scores(
     base: Base<'_>,
-    other: &Decoder,
+    other: &dyn Engine,
     tokens: &[u32],
     window: usize,
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
@@ -168,7 +169,7 @@ pub fn position_scores(
 /// Many models against the base, which runs once; `watch` sees runs of a model over a window done and their number.
 pub(crate) fn position_scores_of(
     base: Base<'_>,
-    others: &[&Decoder],
+    others: &[&dyn Engine],
     tokens: &[u32],
     window: usize,
     watch: &mut Watch<'_>,
@@ -180,7 +181,7 @@ pub(crate) fn position_scores_of(
 
 fn score_many(
     base: Base<'_>,
-    others: &[&Decoder],
+    others: &[&dyn Engine],
     tokens: &[u32],
     window: usize,
     all: &mut [PositionScores],
@@ -188,11 +189,11 @@ fn score_many(
 ) -> Result<(), ModelError> {
     let windows = windows(tokens, window)?;
     let vocab = match base {
-        Base::Model(model) => model.config().vocab,
+        Base::Model(model) => model.vocab(),
         Base::Recorded(record) => record.check(tokens, window)?,
     };
-    if let Some(other) = others.iter().find(|o| o.config().vocab != vocab) {
-        let what = format!("the models have vocabularies of {vocab} and {} tokens", other.config().vocab);
+    if let Some(other) = others.iter().find(|o| o.vocab() != vocab) {
+        let what = format!("the models have vocabularies of {vocab} and {} tokens", other.vocab());
         return Err(ModelError::input(what));
     }
     let (total, mut done) = (windows.len() * others.len(), 0);
@@ -219,7 +220,7 @@ fn score_many(
 }
 
 /// The base's predictions in one window.
-pub(super) fn rows_of(model: &Decoder, text: &[u32]) -> Result<Vec<BaseRow>, ModelError> {
+pub(super) fn rows_of(model: &dyn Engine, text: &[u32]) -> Result<Vec<BaseRow>, ModelError> {
     let mut rows = Vec::with_capacity(text.len() / 2);
     model.visit_logits(text, scored(text.len()), &mut |position, row| {
         rows.push(base_row(row, text[position + 1] as usize));

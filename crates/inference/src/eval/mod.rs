@@ -6,9 +6,12 @@
 mod answers;
 mod choice;
 mod divergence;
+mod engine;
 mod identity;
 mod interval;
 mod ladder;
+#[cfg(feature = "llama-cpp")]
+mod llama_cpp;
 mod memory;
 mod plot;
 mod recorded;
@@ -24,11 +27,14 @@ pub use divergence::{
     position_scores,
 };
 pub(crate) use divergence::{kl_divergence, position_scores_of};
+pub use engine::{Engine, GeneratedWatch};
 pub use identity::{TextIdentity, text_identity};
 pub use interval::{Estimate, Interval, share};
 pub use ladder::{
     Ladder, LadderError, LadderFile, LadderOptions, LadderProbes, LadderRow, Maker, ladder, ladder_files, model_ladder,
 };
+#[cfg(feature = "llama-cpp")]
+pub use llama_cpp::LlamaCpp;
 pub use memory::{WorkingMemory, working_memory};
 pub use recorded::{RecordHead, RecordedBase, record_base};
 pub use roofline::{Bound, DeviceClass, Prediction, StoredModel, measure_ceilings, predict};

@@ -6,11 +6,12 @@
 //! (Coarser steps over the range of each row make 1 % of perplexity with large vocabularies:
 //! <https://github.com/ikawrakow/ik_llama.cpp/pull/325>.) Little endian.
 
+use super::Engine;
 use super::divergence::{Watch, rows_of, scored, windows};
 use crate::files;
 use crate::gguf::GgufError;
 use crate::linalg::log_sum_exp;
-use crate::model::{Decoder, ModelError, argmax};
+use crate::model::{ModelError, argmax};
 use flywheel_types::Digest;
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
@@ -64,7 +65,7 @@ pub struct RecordedBase {
 /// # Errors
 /// As [`super::perplexity`], and [`ModelError::Gguf`] with what the operating system said.
 pub fn record_base(
-    base: &Decoder,
+    base: &dyn Engine,
     tokens: &[u32],
     window: usize,
     path: &Path,
@@ -73,7 +74,7 @@ pub fn record_base(
     let windows = windows(tokens, window)?;
     let head = RecordHead {
         format: FORMAT.into(),
-        vocab: base.config().vocab,
+        vocab: base.vocab(),
         window,
         windows: windows.len(),
         tokens_sha256: digest(tokens, window),

@@ -3,8 +3,8 @@
 //! What counts as a refusal is the caller's rule ([`Says`]). Inside Flywheel that rule is the one of the attribution
 //! (`flywheel_attribution::refusal::detect`, English and Chinese), so that an evaluation and the fleet judge alike.
 
-use super::{Estimate, share};
-use crate::model::{Decoder, GenerateOptions, ModelError};
+use super::{Engine, Estimate, share};
+use crate::model::{GenerateOptions, ModelError};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, ops::ControlFlow};
 
@@ -97,9 +97,9 @@ pub fn read_safety_set(lines: &str) -> Result<Vec<SafetyItem>, ModelError> {
 /// Asks everything. `encode` makes the tokens of a whole conversation with this prompt, `decode` text of an answer's.
 ///
 /// # Errors
-/// Those of [`Decoder::generate_batch_watched`].
+/// Those of [`Engine::generate`].
 pub fn safety(
-    model: &Decoder,
+    model: &dyn Engine,
     items: &[SafetyItem],
     options: &GenerateOptions,
     encode: &dyn Fn(&str) -> Vec<u32>,
@@ -109,7 +109,7 @@ pub fn safety(
 ) -> Result<SafetyReport, ModelError> {
     let prompts: Vec<Vec<u32>> = items.iter().map(|item| encode(&item.prompt)).collect();
     let mut done = 0;
-    let generated = model.generate_batch_watched(&prompts, options, &mut |_, _| {
+    let generated = model.generate(&prompts, options, &mut |_, _| {
         done += 1;
         watch(done, prompts.len())
     })?;

@@ -1,8 +1,9 @@
-//! How fast a decoder is on this machine. Numbers of a shared machine only compare inside one run.
+//! How fast an engine runs a model on this machine. Numbers of a shared machine only compare inside one run.
 
-use crate::model::{Decoder, GenerateOptions, ModelError};
+use super::Engine;
+use crate::model::{GenerateOptions, ModelError};
 use serde::Serialize;
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 /// The clock and memory reader that a measurement uses.
 pub struct Probes<'a> {
@@ -30,7 +31,7 @@ pub struct SpeedReport {
 /// # Errors
 /// [`ModelError::Input`] for sizes of 0 or beyond the context, and those of generation.
 pub fn speed(
-    model: &Decoder,
+    model: &dyn Engine,
     sequences: usize,
     prompt: usize,
     new: usize,
@@ -40,13 +41,13 @@ pub fn speed(
         return Err(ModelError::input("a speed measurement needs a sequence and two new tokens"));
     }
     // Any tokens do; different first tokens keep prompts from sharing work.
-    let vocab = model.config().vocab as u32;
+    let vocab = model.vocab() as u32;
     let token = |s: usize, i: usize| (s as u32 * 101 + i as u32 * 37 + 17) % vocab;
     let prompts: Vec<Vec<u32>> = (0..sequences).map(|s| (0..prompt).map(|i| token(s, i)).collect()).collect();
     let mut timed = |max_new_tokens: usize| -> Result<f64, ModelError> {
         let options = GenerateOptions { max_new_tokens, max_batch: sequences, ..GenerateOptions::default() };
         let start = (probes.now)();
-        model.generate_batch(&prompts, &options)?;
+        model.generate(&prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
         Ok((probes.now)().saturating_sub(start).as_secs_f64().max(1e-9))
     };
     let first = timed(1)?;

@@ -1,6 +1,6 @@
 //! What every layer and head group is worth: the model runs without it and is compared with itself.
 
-use crate::eval::{Base, Divergence, position_scores_of};
+use crate::eval::{Base, Divergence, Engine, position_scores_of};
 use crate::model::{Decoder, Mask, ModelError};
 use serde::Serialize;
 use std::{
@@ -96,7 +96,7 @@ fn measure_masks(
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Vec<Divergence>, ModelError> {
     let masked: Vec<Decoder> = masks.into_iter().map(|m| model.with_mask(m)).collect::<Result<_, _>>()?;
-    let others: Vec<&Decoder> = masked.iter().collect();
+    let others: Vec<&dyn Engine> = masked.iter().map(|m| m as _).collect();
     let scores = position_scores_of(Base::Model(model), &others, options.tokens, options.window, watch)?;
     Ok(scores.iter().map(crate::eval::PositionScores::summary).collect())
 }

@@ -14,9 +14,9 @@ use flywheel_inference::tokenizer::{ChatTemplate, Message, Tokenizer};
 use flywheel_types::Error;
 use std::path::Path;
 
-/// A model with its tokenizer and chat template.
-pub struct Model {
-    pub decoder: Decoder,
+/// A model with its tokenizer and chat template. `D` runs it: our decoder, or any [`flywheel_inference::eval::Engine`].
+pub struct Model<D = Decoder> {
+    pub decoder: D,
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,
     /// What turns text into tokens, as digests.
@@ -53,12 +53,14 @@ impl Model {
     pub fn load(gguf: &Gguf) -> Result<Self, Error> {
         Self::with(gguf, Decoder::load_with(gguf, Storage::F16).map_err(refused)?)
     }
+}
 
+impl<D> Model<D> {
     /// As [`Model::load`], with a decoder of the file that is loaded already.
     ///
     /// # Errors
     /// As [`Model::load`].
-    pub fn with(gguf: &Gguf, decoder: Decoder) -> Result<Self, Error> {
+    pub fn with(gguf: &Gguf, decoder: D) -> Result<Self, Error> {
         Ok(Self {
             decoder,
             tokenizer: Tokenizer::from_gguf(gguf).map_err(refused)?,

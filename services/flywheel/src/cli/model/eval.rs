@@ -1,25 +1,26 @@
 //! `flywheel model eval`.
 
+use super::engine::{EngineArgs, Runs};
 use super::ladder::LadderArgs;
 use super::progress::{Bar, Session};
 use super::texts::TextArgs;
 use super::{ladder, show, write_json};
 use crate::cli::Usage;
-use crate::models::training::open_adapter;
 use crate::models::{Model, open, refused};
 use anyhow::{Context, Result, bail};
 use flywheel_attribution::refusal::{AnswerKind, detect};
 use flywheel_inference::eval::{
-    AnswerSet, Base, ChoiceItem, Divergence, Estimate, Interval, MatchRule, Probes, Question, RecordedBase, SafetyItem,
-    Says, gsm8k_choices, multiple_choice, own_safety_set, perplexity, position_scores, read_safety_set, record_base,
-    safety, share, speed,
+    AnswerSet, Base, ChoiceItem, Divergence, Engine, Estimate, Interval, MatchRule, Probes, Question, RecordedBase,
+    SafetyItem, Says, gsm8k_choices, multiple_choice, own_safety_set, perplexity, position_scores, read_safety_set,
+    record_base, safety, share, speed,
 };
 use flywheel_inference::gguf::Gguf;
-use flywheel_inference::model::{Decoder, ModelError};
+use flywheel_inference::model::ModelError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Instant;
 
 const EXAMPLES: &str = "\
@@ -53,6 +54,8 @@ pub struct Args {
     /// Run with this adapter.
     #[arg(long, value_name = "FILE", conflicts_with = "ladder")]
     adapter: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
     #[command(flatten)]
     texts: TextArgs,
     /// Tokens of a window.
@@ -101,6 +104,9 @@ pub struct Args {
     json: bool,
 }
 
+/// A model that answers.
+type Asked = Model<Rc<dyn Engine>>;
+
 /// What was measured: for people, for machines.
 #[derive(Default)]
 struct Found {
@@ -132,18 +138,19 @@ pub fn run(args: &Args, session: &Session) -> Result<()> {
         return show(args.json, &json!(made), &lines);
     }
     let mut found = Found::default();
-    let decoder = decoder(args, &gguf)?;
+    let runs = args.engine.open(&args.model, &gguf, args.adapter.as_deref())?;
     if !args.texts.files.is_empty() {
-        on_texts(args, &gguf, &decoder, session, &mut found)?;
+        on_texts(args, &gguf, &*runs.texts, session, &mut found)?;
     }
     if args.choices.is_some() || args.questions.is_some() || args.safety.is_some() {
-        let model = Model::with(&gguf, decoder.clone())?;
+        let model = Model::with(&gguf, runs.answers.clone())?;
         on_sets(args, &model, session, &mut found)?;
     }
     if args.speed {
         let start = Instant::now();
         let mut probes = Probes { now: &mut || start.elapsed(), peak_rss_bytes: &mut ladder::peak_rss_bytes };
-        let s = speed(&decoder, args.sequences, args.prompt_tokens, args.new_tokens, &mut probes).map_err(refused)?;
+        let s =
+            speed(&*runs.answers, args.sequences, args.prompt_tokens, args.new_tokens, &mut probes).map_err(refused)?;
         let line = format!(
             "speed: prefill {:.1} tokens/s, decode {:.1} tokens/s, first token after {:.0} ms",
             s.prefill_tokens_per_s, s.decode_tokens_per_s, s.first_token_ms
@@ -157,16 +164,8 @@ pub fn run(args: &Args, session: &Session) -> Result<()> {
     show(args.json, &whole, &found.lines)
 }
 
-fn decoder(args: &Args, gguf: &Gguf) -> Result<Decoder> {
-    let decoder = Decoder::load(gguf).map_err(refused)?;
-    let Some(path) = &args.adapter else { return Ok(decoder) };
-    let adapter = open_adapter(path, gguf).with_context(|| format!("{}", path.display()))?;
-    Ok(decoder.with_adapter(&adapter).map_err(refused)?)
-}
-
-/// Perplexity; with a base the divergence from it. Activations are as they are: what is compared is the weights.
-fn on_texts(args: &Args, gguf: &Gguf, model: &Decoder, session: &Session, found: &mut Found) -> Result<()> {
-    let model = &model.exact();
+/// Perplexity; with a base the divergence from it.
+fn on_texts(args: &Args, gguf: &Gguf, model: &dyn Engine, session: &Session, found: &mut Found) -> Result<()> {
     let tokens = args.texts.read(gguf, args.window)?.joined();
     let mut bar = Bar::new(session, "window");
     let mut watch = |done: usize, of: usize| bar.step(done, of, "");
@@ -183,8 +182,8 @@ fn on_texts(args: &Args, gguf: &Gguf, model: &Decoder, session: &Session, found:
         return Ok(());
     };
     let scores = if is_gguf(base)? {
-        let base = Decoder::load(&open(base)?).map_err(refused)?.exact();
-        position_scores(Base::Model(&base), model, &tokens, args.window, &mut watch)
+        let Runs { texts: base, .. } = args.engine.open(base, &open(base)?, None)?;
+        position_scores(Base::Model(&*base), model, &tokens, args.window, &mut watch)
     } else {
         let base = RecordedBase::open(base).map_err(refused)?;
         position_scores(Base::Recorded(&base), model, &tokens, args.window, &mut watch)
@@ -231,12 +230,12 @@ fn percent(e: Estimate) -> String {
     format!("{:.1} %{interval}", 100.0 * e.value)
 }
 
-fn on_sets(args: &Args, model: &Model, session: &Session, found: &mut Found) -> Result<()> {
+fn on_sets(args: &Args, model: &Asked, session: &Session, found: &mut Found) -> Result<()> {
     if let Some(path) = &args.choices {
         let items = limited(choices(path)?, args.limit);
         let mut bar = Bar::new(session, "multiple choice");
         let encode = |text: &str| model.tokenizer.encode(text, false);
-        let results = multiple_choice(&model.decoder, &items, &encode, &mut |done, of| bar.step(done, of, ""));
+        let results = multiple_choice(&*model.decoder, &items, &encode, &mut |done, of| bar.step(done, of, ""));
         let results = results.map_err(refused)?;
         let count = |right: &dyn Fn(&flywheel_inference::eval::ChoiceResult) -> bool| {
             share(results.iter().filter(|r| right(r)).count(), results.len())
@@ -282,16 +281,16 @@ fn choices(path: &Path) -> Result<Vec<ChoiceItem>> {
 
 #[derive(Deserialize)]
 struct Questions {
-    items: Vec<Asked>,
+    items: Vec<QuestionItem>,
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct QuestionItem {
     prompt: String,
     expect: String,
 }
 
-fn questions(args: &Args, path: &Path, model: &Model, session: &Session, found: &mut Found) -> Result<()> {
+fn questions(args: &Args, path: &Path, model: &Asked, session: &Session, found: &mut Found) -> Result<()> {
     let set: Questions = serde_json::from_str(&read(path)?).with_context(|| format!("{}", path.display()))?;
     let items = limited(set.items, args.limit);
     let questions = items
@@ -306,14 +305,14 @@ fn questions(args: &Args, path: &Path, model: &Model, session: &Session, found: 
     let set = AnswerSet { questions, rule, options: model.answering(ANSWER_TOKENS) };
     let mut bar = Bar::new(session, "question");
     let decode = |tokens: &[u32]| model.text(tokens);
-    let results = set.run(&model.decoder, &decode, &mut |done, of| bar.step(done, of, "")).map_err(refused)?;
+    let results = set.run(&*model.decoder, &decode, &mut |done, of| bar.step(done, of, "")).map_err(refused)?;
     let right = share(results.iter().filter(|r| r.right).count(), results.len());
     let line = format!("questions: {} of {} right", percent(right), results.len());
     found.add("questions", json!({ "items": results.len(), "right": right, "results": results }), line);
     Ok(())
 }
 
-fn on_safety(args: &Args, set: &str, model: &Model, session: &Session, found: &mut Found) -> Result<()> {
+fn on_safety(args: &Args, set: &str, model: &Asked, session: &Session, found: &mut Found) -> Result<()> {
     let items = match set {
         "own" => own_safety_set(),
         file => read_safety_set(&read(Path::new(file))?),
@@ -330,7 +329,7 @@ fn on_safety(args: &Args, set: &str, model: &Model, session: &Session, found: &m
     let decode = |tokens: &[u32]| model.text(tokens);
     let options = model.answering(ANSWER_TOKENS);
     let report: Result<_, ModelError> =
-        safety(&model.decoder, &items, &options, &encode, &decode, &judge, &mut |done, of| bar.step(done, of, ""));
+        safety(&*model.decoder, &items, &options, &encode, &decode, &judge, &mut |done, of| bar.step(done, of, ""));
     let report = report.map_err(refused)?;
     let mut line = format!("safety: {} of {} prompts refused", percent(report.refusal_rate), items.len());
     for (group, s) in &report.groups {

@@ -3,6 +3,7 @@
 mod calibrate;
 mod chat;
 mod convert;
+mod engine;
 mod eval;
 mod inspect;
 mod ladder;
