@@ -1,4 +1,5 @@
-//! `train` and `merge`: an adapter that learns, repeats and resumes; merged weights that compute the same.
+//! `train` and `merge`: an adapter that learns, repeats and resumes; merged weights that compute the same; norms that are
+//! trained alone.
 
 use super::Place;
 use super::quantize::{interrupt, until};
@@ -120,16 +121,21 @@ fn a_run_that_was_stopped_goes_on_to_the_same_adapter() {
     assert!(!place.at("out.gguf.state").exists());
 }
 
-#[test]
-fn an_adapter_is_trained_for_a_format_with_a_teacher_and_for_peft() {
+/// A place whose data leave out whole answers, which are measured.
+fn measured_place() -> Place {
     let place = place();
-    // whole answers are left out and measured
     let line = |(i, line): (usize, &str)| {
         let split = if i < 12 { "train" } else { "holdout" };
         line.replacen('{', &format!("{{\"split\":\"{split}\","), 1) + "\n"
     };
     let lines: String = conversations(14).lines().take(14).enumerate().map(line).collect();
     fs::write(place.at("data.jsonl"), lines).unwrap();
+    place
+}
+
+#[test]
+fn an_adapter_is_trained_for_a_format_with_a_teacher_and_for_peft() {
+    let place = measured_place();
     let run = "train base.gguf data.jsonl q.gguf --steps 8 --lr 0.003 --grid q4_0 --teacher base.gguf --teacher-share 1 --peft q --json";
     let made = place.ok(run).json();
     let [before, after] = [0, 1].map(|i| made["divergence"][i].as_f64().unwrap());
@@ -141,4 +147,45 @@ fn an_adapter_is_trained_for_a_format_with_a_teacher_and_for_peft() {
     assert!(largest_difference(&own, &peft) < 1e-4);
     place.fails(2, "train base.gguf data.jsonl x.gguf --grid q3_k", "is no weight format");
     place.fails(2, "train base.gguf data.jsonl x.gguf --teacher-share 1", "--teacher");
+}
+
+#[test]
+fn norms_alone_make_a_model_that_differs_in_its_norms_only() {
+    let place = measured_place();
+    let run = "train base.gguf data.jsonl n.gguf --norms --steps 12 --lr 0.003 --grid q4_0 --teacher base.gguf --teacher-share 1 --json";
+    let made = place.ok(&format!("{run} --report report.json")).json();
+    let [before, after] = [0, 1].map(|i| made["divergence"][i].as_f64().unwrap());
+    assert!(before > 0.0 && after < before, "the format costs {before}, and after training for it {after}");
+    assert_eq!((&made["norms"], &made["trained_values"]), (&json!(5), &json!(5 * 64)), "{made}");
+    assert_eq!(made["model_bytes"], place.bytes("n.gguf").len(), "{made}");
+    let report: Value = serde_json::from_slice(&place.bytes("report.json")).unwrap();
+    assert_eq!((&report["trains"], &report["recipe"]["rank"]), (&json!("norms"), &Value::Null));
+    let (base, new) = (place.open("base.gguf"), place.open("n.gguf"));
+    assert_eq!(base.metadata(), new.metadata());
+    assert_eq!(base.tensors().len(), new.tensors().len());
+    for (a, b) in base.tensors().iter().zip(new.tensors()) {
+        assert_eq!((&a.name, &a.dims, a.ty), (&b.name, &b.dims, b.ty));
+        assert_eq!(base.bytes(a) == new.bytes(b), !a.name.ends_with("norm.weight"), "{}", a.name);
+    }
+    place.ok(&run.replace("n.gguf", "again.gguf"));
+    assert_eq!(place.bytes("n.gguf"), place.bytes("again.gguf"), "the same seed, the same model");
+    // without a grid the loss of the text falls, and the file's own loss is what training ended with
+    let plain = "train base.gguf data.jsonl p.gguf --norms --steps 30 --batch 12 --lr 0.01 --schedule constant --json";
+    let made = place.ok(plain).json();
+    let [first, last] = ["first_loss", "last_loss"].map(|l| made[l].as_f64().unwrap());
+    assert!(last < 0.9 * first, "{made}");
+    let one_more = "train p.gguf data.jsonl x.gguf --norms --steps 1 --batch 12 --json";
+    let now = place.ok(one_more).json()["first_loss"].as_f64().unwrap();
+    assert!((now - last).abs() < 0.1 * last, "{now} after {last}");
+}
+
+#[test]
+fn flags_of_adapters_are_refused_for_norms() {
+    let place = place();
+    for flag in ["--rank 8", "--alpha 16", "--rank-stabilized", "--dropout 0", "--targets q", "--peft folder"] {
+        let name = flag.split(' ').next().unwrap();
+        place.fails(2, &format!("train base.gguf data.jsonl x.gguf --norms {flag}"), name);
+    }
+    place.fails(2, "train base.gguf data.jsonl x.gguf --norms --teacher x.gguf", "OUT must be another file");
+    assert!(!place.at("x.gguf").exists() && !place.at("x.gguf.state").exists());
 }

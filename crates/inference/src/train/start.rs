@@ -43,11 +43,11 @@ pub fn random_model(c: &ModelConfig, seed: u64) -> Result<Vec<(TensorSpec, Tenso
     Ok(out)
 }
 
-/// The tensors of `base` in order, those in `trained` replaced by F32 tensors with the new values, for
-/// [`crate::gguf::write`] with the metadata of `base`.
+/// The tensors of `base` in order, those in `trained` replaced by F32 tensors with the new values whatever type they had, for
+/// [`crate::gguf::write`] with the metadata of `base`. All others keep their bytes.
 ///
 /// # Errors
-/// [`ModelError::Weight`] for a trained tensor that `base` does not have in this size.
+/// [`ModelError::Weight`] for a trained tensor that `base` does not have in this size, or with a value that is not finite.
 pub fn with_tensors<'a>(
     base: &'a Gguf,
     trained: &BTreeMap<String, Vec<f32>>,
@@ -60,13 +60,18 @@ pub fn with_tensors<'a>(
             let spec = TensorSpec { name: tensor.name.clone(), dims: tensor.dims.clone(), ty: tensor.ty };
             Ok((spec, TensorData::Bytes(Cow::Borrowed(base.bytes(tensor)))))
         }
-        Some(values) if values.len() == tensor.n_elements() => {
-            Ok(f32_tensor(tensor.name.clone(), tensor.dims.clone(), values))
-        }
-        Some(values) => {
+        Some(values) if values.len() != tensor.n_elements() => {
             let what = format!("{} trained values, the base has {}", values.len(), tensor.n_elements());
             Err(ModelError::weight(&tensor.name, what))
         }
+        Some(values) => match values.iter().position(|v| !v.is_finite()) {
+            // The last step is followed by no other that would notice.
+            Some(at) => {
+                let what = format!("trained value {at} is {}; train with a lower learning rate", values[at]);
+                Err(ModelError::weight(&tensor.name, what))
+            }
+            None => Ok(f32_tensor(tensor.name.clone(), tensor.dims.clone(), values)),
+        },
     };
     base.tensors().iter().map(one).collect()
 }

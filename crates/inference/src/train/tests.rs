@@ -211,6 +211,79 @@ fn norms_alone_repair_a_rounded_model() {
     assert_eq!(t.tensors().len(), 5);
 }
 
+/// The tiny model with these types; rows of 24 and 40 fit F16 only, vectors of 24 may be anything.
+fn stored(arch: Arch, ty: impl Fn(&str) -> crate::gguf::TensorType) -> crate::gguf::Gguf {
+    let base = tiny_file(arch);
+    let tensors = base.tensors().iter().map(|t| {
+        let ty = ty(&t.name);
+        let bytes = crate::codec::quantize(ty, &base.dequantize(t).unwrap(), t.row_len(), None).unwrap();
+        (crate::gguf::TensorSpec { ty, ..t.spec() }, crate::gguf::TensorData::Bytes(bytes.into()))
+    });
+    crate::model::tests::reopened(base.metadata(), tensors.collect::<Vec<_>>())
+}
+
+/// The norms of heads too; matrices keep their bytes, norms become F32, and the file computes what the trainer does.
+#[test]
+fn a_file_with_trained_norms_computes_what_the_trainer_computes() {
+    use crate::gguf::TensorType::{F16, F32};
+    let teacher = decoder(Arch::Qwen3);
+    let base =
+        stored(Arch::Qwen3, |name| if name == "output_norm.weight" || name.contains("blk.0") { F16 } else { F32 });
+    let d = Decoder::load_with(&base, Storage::F32).unwrap();
+    for grid in [None, npu4()] {
+        let c = TrainConfig { steps: 30, batch: 5, grid, pass_tokens: 100, ..config() };
+        let how = Distillation { temperature: 1.0, share: 0.5 };
+        let mut t = Trainer::new(&d, Trainable::Norms, c, samples()).unwrap().distill(&teacher, how).unwrap();
+        let before = t.measure(&samples()).unwrap();
+        t.run(&mut |_| ControlFlow::Continue(())).unwrap();
+        let after = t.measure(&samples()).unwrap();
+        assert!(after < 0.9 * before, "{grid:?}: {before} {after}");
+        let trained = t.tensors();
+        assert_eq!(trained.len(), 1 + 2 * 4);
+        let file = crate::model::tests::reopened(base.metadata(), with_tensors(&base, &trained).unwrap());
+        assert_eq!(file.metadata(), base.metadata());
+        for (old, new) in base.tensors().iter().zip(file.tensors()) {
+            assert_eq!((&old.name, &old.dims), (&new.name, &new.dims));
+            match trained.get(&old.name) {
+                Some(values) => {
+                    assert_eq!((new.ty, &file.dequantize(new).unwrap()), (F32, values));
+                    assert_ne!(&base.dequantize(old).unwrap(), values, "{}", old.name);
+                }
+                None => assert_eq!((old.ty, base.bytes(old)), (new.ty, file.bytes(new)), "{}", old.name),
+            }
+        }
+        let loaded = Decoder::load_with(&file, Storage::F32).unwrap();
+        let again = Trainer::new(&loaded, Trainable::Norms, TrainConfig { grid, ..config() }, samples()).unwrap();
+        assert_eq!(again.measure(&samples()).unwrap(), after, "{grid:?}: to the bit");
+        assert_eq!(again.divergence(&teacher, &samples()).unwrap(), t.divergence(&teacher, &samples()).unwrap());
+        if grid.is_none() {
+            let items = samples();
+            let items: Vec<_> =
+                items.iter().map(|s| crate::model::Scored { tokens: &s.tokens, from: s.answer_from }).collect();
+            let nll: Vec<f64> = loaded.nll(&items).unwrap().into_iter().flatten().map(f64::from).collect();
+            let mean = nll.iter().sum::<f64>() / nll.len() as f64;
+            // The decoder keeps keys and values in f16.
+            assert!((mean - after).abs() < 5e-3, "{mean} {after}");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_run_on_norms_ends_with_the_same_bits_and_is_no_run_on_adapters() {
+    let d = decoder(Arch::Qwen3);
+    let fresh = || Trainer::new(&d, Trainable::Norms, config(), samples()).unwrap();
+    let (mut whole, mut first, mut second) = (fresh(), fresh(), fresh());
+    whole.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    for _ in 0..4 {
+        first.step().unwrap();
+    }
+    second.restore(&first.save()).unwrap();
+    second.run(&mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((second.save(), second.tensors()), (whole.save(), whole.tensors()));
+    let mut other = Trainer::new(&d, all_targets(), config(), samples()).unwrap();
+    assert!(other.restore(&first.save()).unwrap_err().to_string().contains("another"));
+}
+
 #[test]
 fn a_teacher_is_part_of_the_run() {
     let d = decoder(Arch::Llama);
@@ -344,6 +417,8 @@ fn a_whole_model_learns_and_its_file_computes_what_the_trainer_computes() {
     assert!(again.adapter().unwrap_err().to_string().contains("whole tensors"));
     let short = [("output_norm.weight".to_owned(), vec![1.0])].into();
     assert!(with_tensors(&base, &short).err().unwrap().to_string().contains("1 trained values, the base has 24"));
+    let broken = [("output_norm.weight".to_owned(), [vec![1.0; 23], vec![f32::INFINITY]].concat())].into();
+    assert!(with_tensors(&base, &broken).err().unwrap().to_string().contains("trained value 23 is inf"));
     let unknown = [("rope_freqs.weight".to_owned(), vec![1.0])].into();
     assert!(with_tensors(&base, &unknown).err().unwrap().to_string().contains("no such tensor"));
 }

@@ -1,17 +1,18 @@
-//! LoRA training on conversations, with a state to go on from, and merging. The job `lora` and `flywheel model train` are
-//! these calls.
+//! Training of adapters and of norms on conversations, with a state to go on from, and the files that come of it. The job
+//! `lora` and `flywheel model train` are these calls.
 
 use super::quantized::Wanted;
 use super::texts::Conversation;
 use super::{Model, open, refused};
 use crate::pipeline::blocking::stopped;
-use flywheel_inference::gguf::{self, Gguf, GgufError, TensorData};
+use flywheel_inference::gguf::{self, Gguf, GgufError, TensorData, TensorSpec, Value};
 use flywheel_inference::model::{Adapter, Decoder, MergedType, ModelConfig, ModelError, Storage, Target, merge};
 use flywheel_inference::train::{
-    Distillation, LoraConfig, Sample, Schedule, StepReport, TrainConfig, Trainer, WeightGrid,
+    Distillation, LoraConfig, Sample, Schedule, StepReport, TrainConfig, Trainable, Trainer, WeightGrid, with_tensors,
 };
 use flywheel_types::Error;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -77,9 +78,14 @@ pub struct Work {
     pub measured: Vec<Conversation>,
 }
 
-/// A finished run.
-pub struct Trained {
-    pub adapter: Adapter,
+/// Values of whole tensors, row-major, by their names in the file.
+pub type Tensors = BTreeMap<String, Vec<f32>>;
+
+/// A finished run, and what it made: an [`Adapter`] or [`Tensors`].
+pub struct Trained<T> {
+    pub made: T,
+    /// Digest of the base's tensors.
+    pub base_sha256: String,
     /// Of the steps of this attempt.
     pub losses: Vec<f32>,
     /// Steps that an earlier attempt had done.
@@ -89,18 +95,15 @@ pub struct Trained {
     pub divergence: Option<[f64; 2]>,
 }
 
-/// Trains; `watch` sees every step and can stop the run. Blocking.
+/// Sees every step and can stop the run.
+pub type Watch<'a> = dyn FnMut(&StepReport) -> ControlFlow<()> + 'a;
+
+/// Trains an adapter. Blocking.
 ///
 /// # Errors
 /// `Invalid` for data or a base that cannot be trained; internal for file-system failures; [`stopped`], with a
 /// checkpoint from which the next attempt goes on.
-pub fn train(work: &Work, watch: &mut dyn FnMut(&StepReport) -> ControlFlow<()>) -> Result<Trained, Error> {
-    let model = Model::load(&open(&work.base)?)?;
-    let encode = |conversations: &[Conversation]| -> Result<Vec<Sample>, Error> {
-        conversations.iter().map(|s| s.sample(&model.tokenizer, &model.template)).collect()
-    };
-    let samples = encode(&work.samples)?;
-    let measured = if work.recipe.grid.is_some() { encode(&work.measured)? } else { Vec::new() };
+pub fn train(work: &Work, watch: &mut Watch<'_>) -> Result<Trained<Adapter>, Error> {
     let r = &work.recipe;
     let lora = LoraConfig {
         rank: r.rank,
@@ -109,30 +112,30 @@ pub fn train(work: &Work, watch: &mut dyn FnMut(&StepReport) -> ControlFlow<()>)
         targets: r.targets.clone(),
         dropout: r.dropout,
     };
-    let config = TrainConfig {
-        steps: r.steps,
-        batch: r.batch,
-        learning_rate: r.learning_rate,
-        seed: r.seed,
-        schedule: r.schedule,
-        grid: r.grid,
-        ..TrainConfig::default()
-    };
-    let mut trainer = Trainer::new(&model.decoder, lora, config, samples).map_err(refused)?;
-    if let Some((file, how)) = &work.teacher {
-        let teacher = Decoder::load_with(&open(file)?, Storage::F16).map_err(refused)?;
-        trainer = trainer.distill(&teacher, *how).map_err(refused)?;
-    }
-    if let Ok(bytes) = std::fs::read(&work.checkpoint) {
-        // a checkpoint of another run is refused by its fingerprint: start over
-        let _ = trainer.restore(&bytes);
-    }
+    run(work, lora.into(), watch, Trainer::finish)
+}
+
+/// Trains the norms of the base alone, those of heads included; what the recipe says of an adapter is not used. Blocking.
+///
+/// # Errors
+/// As [`train`].
+pub fn train_norms(work: &Work, watch: &mut Watch<'_>) -> Result<Trained<Tensors>, Error> {
+    run(work, Trainable::Norms, watch, |trainer| Ok(trainer.tensors()))
+}
+
+fn run<T>(
+    work: &Work,
+    trainable: Trainable,
+    watch: &mut Watch<'_>,
+    make: impl FnOnce(Trainer) -> Result<T, ModelError>,
+) -> Result<Trained<T>, Error> {
+    let model = Model::load(&open(&work.base)?)?;
+    let (mut trainer, measured) = prepare(work, trainable, &model)?;
     let resumed_at = trainer.steps_done();
     let far = |trainer: &Trainer| trainer.divergence(&model.decoder, &measured).map_err(refused);
-    let rounded = r.grid.is_some() && !measured.is_empty();
-    let before = rounded.then(|| far(&trainer)).transpose()?;
-    let mut losses = Vec::with_capacity(r.steps);
-    while trainer.steps_done() < r.steps {
+    let before = (!measured.is_empty()).then(|| far(&trainer)).transpose()?;
+    let mut losses = Vec::with_capacity(work.recipe.steps);
+    while trainer.steps_done() < work.recipe.steps {
         let report = trainer.step().map_err(refused)?;
         losses.push(report.loss);
         let go_on = watch(&report);
@@ -144,7 +147,37 @@ pub fn train(work: &Work, watch: &mut dyn FnMut(&StepReport) -> ControlFlow<()>)
         }
     }
     let divergence = before.map(|before| far(&trainer).map(|after| [before, after])).transpose()?;
-    Ok(Trained { adapter: trainer.finish().map_err(refused)?, losses, resumed_at, divergence })
+    let made = make(trainer).map_err(refused)?;
+    Ok(Trained { made, base_sha256: model.decoder.base_digest().into(), losses, resumed_at, divergence })
+}
+
+/// The run at its start or at its checkpoint, and what is measured before and after: nothing without a grid.
+fn prepare(work: &Work, trainable: Trainable, model: &Model) -> Result<(Trainer, Vec<Sample>), Error> {
+    let encode = |conversations: &[Conversation]| -> Result<Vec<Sample>, Error> {
+        conversations.iter().map(|s| s.sample(&model.tokenizer, &model.template)).collect()
+    };
+    let samples = encode(&work.samples)?;
+    let r = &work.recipe;
+    let measured = if r.grid.is_some() { encode(&work.measured)? } else { Vec::new() };
+    let config = TrainConfig {
+        steps: r.steps,
+        batch: r.batch,
+        learning_rate: r.learning_rate,
+        seed: r.seed,
+        schedule: r.schedule,
+        grid: r.grid,
+        ..TrainConfig::default()
+    };
+    let mut trainer = Trainer::new(&model.decoder, trainable, config, samples).map_err(refused)?;
+    if let Some((file, how)) = &work.teacher {
+        let teacher = Decoder::load_with(&open(file)?, Storage::F16).map_err(refused)?;
+        trainer = trainer.distill(&teacher, *how).map_err(refused)?;
+    }
+    if let Ok(bytes) = std::fs::read(&work.checkpoint) {
+        // a checkpoint of another run is refused by its fingerprint: start over
+        let _ = trainer.restore(&bytes);
+    }
+    Ok((trainer, measured))
 }
 
 /// Reads an adapter for a model: a GGUF file, or a folder that PEFT wrote.
@@ -178,14 +211,36 @@ pub fn write_merged(
         }
         other => refused(other),
     })?;
-    let tensors = merged.tensors.into_iter().map(|(spec, data)| match data {
-        TensorData::Lazy(make) => {
-            let next = move || if go_on() { make() } else { Err(GgufError::Write { what: "stopped".into() }) };
-            (spec, TensorData::Lazy(Box::new(next)))
-        }
-        ready @ TensorData::Bytes(_) => (spec, ready),
+    write_watched(out, &merged.metadata, merged.tensors, go_on, "merging")
+}
+
+/// Writes the model with `trained` tensors, as F32, in place of its own; everything else keeps its bytes. Stops and leaves
+/// nothing as [`write_merged`].
+///
+/// # Errors
+/// `Invalid` for a base without these tensors or values that are not finite; [`stopped`].
+pub fn write_trained(base: &Path, trained: &Tensors, out: &Path, go_on: &dyn Fn() -> bool) -> Result<u64, Error> {
+    let base = open(base)?;
+    let tensors = with_tensors(&base, trained).map_err(refused)?;
+    write_watched(out, base.metadata(), tensors, go_on, "writing the model")
+}
+
+fn write_watched<'a>(
+    out: &Path,
+    metadata: &[(String, Value)],
+    tensors: Vec<(TensorSpec, TensorData<'a>)>,
+    go_on: &'a dyn Fn() -> bool,
+    doing: &str,
+) -> Result<u64, Error> {
+    let tensors = tensors.into_iter().map(|(spec, data)| {
+        let next = move || match data {
+            _ if !go_on() => Err(GgufError::Write { what: "stopped".into() }),
+            TensorData::Lazy(make) => make(),
+            TensorData::Bytes(bytes) => Ok(bytes.into_owned()),
+        };
+        (spec, TensorData::Lazy(Box::new(next)))
     });
-    gguf::write(out, &merged.metadata, tensors).map_err(|e| if go_on() { refused(e) } else { stopped("merging") })
+    gguf::write(out, metadata, tensors).map_err(|e| if go_on() { refused(e) } else { stopped(doing) })
 }
 
 fn checkpoint(path: &Path, bytes: &[u8]) -> Result<(), Error> {

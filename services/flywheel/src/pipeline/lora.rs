@@ -62,7 +62,7 @@ pub async fn run(server: &Server, ctx: &JobContext) -> Result<Value, Error> {
         let mut shown =
             |s: &StepReport| watch.report(json!({ "step": s.step, "of": work.recipe.steps, "loss": s.loss }));
         let trained = train(&work, &mut shown)?;
-        write_merged(&work.base, &trained.adapter, &out, MergedType::F16, &|| !watch.is_stopped())?;
+        write_merged(&work.base, &trained.made, &out, MergedType::F16, &|| !watch.is_stopped())?;
         Ok(trained.losses)
     })
     .await?;

@@ -33,7 +33,7 @@ pub enum ModelCommand {
     Calibrate(calibrate::Args),
     /// Make a small file of a float model, for stock llama.cpp, or a tensor pack for NPUs.
     Quantize(quantize::Args),
-    /// Train a LoRA adapter on conversations.
+    /// Train a LoRA adapter, or the norms of a model, on conversations.
     Train(train::Args),
     /// Fold an adapter into the model it was trained on.
     Merge(merge::Args),
@@ -70,7 +70,7 @@ fn dispatch(command: ModelCommand, session: &Session) -> Result<()> {
         ModelCommand::Convert(a) => convert::run(&a, session),
         ModelCommand::Calibrate(a) => calibrate::run(&a, session),
         ModelCommand::Quantize(a) => quantize::run(&a, session),
-        ModelCommand::Train(a) => train::run(a, session),
+        ModelCommand::Train(a) => train::run(&a, session),
         ModelCommand::Merge(a) => merge::run(&a, session),
         ModelCommand::Eval(a) => eval::run(&a, session),
         ModelCommand::Chat(a) => chat::run(&a, session),

@@ -4,14 +4,15 @@ use super::progress::{Bar, Session, note};
 use super::{show, write_json};
 use crate::cli::Usage;
 use crate::models::texts::read_conversations;
-use crate::models::training::{Recipe, Work, train};
+use crate::models::training::{Recipe, Trained, Watch, Work, train, train_norms, write_trained};
 use crate::models::{open, refused};
 use anyhow::{Context, Result, bail};
 use flywheel_attribution::dataset::Split;
-use flywheel_inference::model::{ModelConfig, Target};
+use flywheel_inference::model::{Adapter, ModelConfig, Target};
 use flywheel_inference::train::{Distillation, Schedule, StepReport, WeightGrid};
+use flywheel_types::Error;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 A line of the data is {\"messages\": [{\"role\": \"user\", \"content\": …}, {\"role\": \"assistant\", \"content\": …}]}; lines with
@@ -20,7 +21,11 @@ dataset snapshot. The loss counts the last answer only. The
 state is kept beside OUT every ten steps and on Ctrl-C: the same command goes on from it, to the same bytes.
 
   flywheel model train base.gguf data.jsonl adapter.gguf --steps 60
-  flywheel model merge base.gguf adapter.gguf tuned.gguf";
+  flywheel model merge base.gguf adapter.gguf tuned.gguf
+  flywheel model train q4.gguf data.jsonl repaired.gguf --norms --teacher f16.gguf --teacher-share 1";
+
+/// What an adapter is made of, in a recipe: nothing to tell of a run on norms.
+const OF_ADAPTERS: [&str; 5] = ["targets", "rank", "alpha", "rank_stabilized", "dropout"];
 
 /// Conversations that were left out of training and are measured.
 const MEASURED: usize = 32;
@@ -35,12 +40,15 @@ enum Rate {
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The model to train on; its weights stay as they are.
+    /// The model to train on; the file stays as it is.
     base: PathBuf,
     /// JSON lines of conversations.
     data: PathBuf,
-    /// Adapter to make, as stock llama.cpp loads it.
+    /// Adapter to make, as stock llama.cpp loads it; with --norms, the whole model.
     out: PathBuf,
+    /// Train the norms of the model and no adapter: OUT is the model with new norms (F32), everything else byte for byte.
+    #[arg(long, conflicts_with_all = ["rank", "alpha", "rank_stabilized", "dropout", "targets", "peft"])]
+    norms: bool,
     #[arg(long, default_value_t = 30)]
     steps: usize,
     /// Conversations of a step.
@@ -81,7 +89,7 @@ pub struct Args {
     /// Matrices: of q, k, v, o, gate, up, down.
     #[arg(long, value_delimiter = ',', default_value = "q,k,v,o", value_parser = target)]
     targets: Vec<Target>,
-    /// The same seed gives the same adapter.
+    /// The same seed gives the same bytes.
     #[arg(long, default_value_t = 7)]
     seed: u64,
     /// Write the loss of every step as JSON.
@@ -97,9 +105,28 @@ fn target(text: &str) -> Result<Target, String> {
         .map_err(|_| format!("`{text}` is none of q, k, v, o, gate, up, down"))
 }
 
-pub fn run(args: Args, session: &Session) -> Result<()> {
-    if args.base == args.out || args.data == args.out {
-        bail!(Usage("OUT must be another file than BASE and DATA".into()));
+pub fn run(args: &Args, session: &Session) -> Result<()> {
+    let work = work(args)?;
+    if args.norms {
+        let (trained, steps) = watched(args, &work, session, train_norms)?;
+        let size_bytes = write_trained(&work.base, &trained.made, &args.out, &|| session.check().is_ok())?;
+        let values: usize = trained.made.values().map(Vec::len).sum();
+        let more = json!({ "model_bytes": size_bytes, "norms": trained.made.len(), "trained_values": values });
+        let made = format!("{values} values in {} norms, model of {size_bytes} bytes", trained.made.len());
+        return finish(args, &work, &trained, &steps, more, &made);
+    }
+    let (trained, steps) = watched(args, &work, session, train)?;
+    let size_bytes = trained.made.write(&args.out).map_err(refused)?;
+    if let Some(folder) = &args.peft {
+        write_peft(&work.base, &trained.made, folder)?;
+    }
+    let made = format!("adapter of {size_bytes} bytes");
+    finish(args, &work, &trained, &steps, json!({ "adapter_bytes": size_bytes }), &made)
+}
+
+fn work(args: &Args) -> Result<Work> {
+    if [Some(&args.base), Some(&args.data), args.teacher.as_ref()].contains(&Some(&args.out)) {
+        bail!(Usage("OUT must be another file than BASE, DATA and the teacher".into()));
     }
     let text = std::fs::read_to_string(&args.data).with_context(|| format!("cannot read {}", args.data.display()))?;
     let samples = read_conversations(&text).with_context(|| format!("{}", args.data.display()))?;
@@ -114,7 +141,7 @@ pub fn run(args: Args, session: &Session) -> Result<()> {
         batch: args.batch,
         learning_rate: args.lr,
         schedule: if args.schedule == Rate::Cosine { Schedule::Cosine } else { Schedule::Constant },
-        targets: args.targets,
+        targets: args.targets.clone(),
         rank: args.rank,
         alpha: args.alpha,
         rank_stabilized: args.rank_stabilized,
@@ -124,17 +151,26 @@ pub fn run(args: Args, session: &Session) -> Result<()> {
         ..Recipe::default()
     };
     let how = Distillation { temperature: args.temperature, share: args.teacher_share };
-    let work = Work {
-        base: args.base,
+    Ok(Work {
+        base: args.base.clone(),
         samples,
         recipe,
         checkpoint: checkpoint.into(),
-        teacher: args.teacher.map(|model| (model, how)),
+        teacher: args.teacher.clone().map(|model| (model, how)),
         measured: held_out.into_iter().take(MEASURED).collect(),
-    };
+    })
+}
+
+/// Trains and shows how far it is; also returns the steps of this attempt.
+fn watched<T>(
+    args: &Args,
+    work: &Work,
+    session: &Session,
+    train: impl FnOnce(&Work, &mut Watch<'_>) -> Result<Trained<T>, Error>,
+) -> Result<(Trained<T>, Vec<StepReport>)> {
     let mut bar = Bar::new(session, "training step");
     let mut steps: Vec<StepReport> = Vec::new();
-    let trained = train(&work, &mut |s| {
+    let trained = train(work, &mut |s| {
         steps.push(s.clone());
         bar.step(s.step, args.steps, &format!("loss {:.4}", s.loss))
     });
@@ -146,25 +182,45 @@ pub fn run(args: Args, session: &Session) -> Result<()> {
     if trained.resumed_at > 0 {
         note(&format!("went on after step {}", trained.resumed_at));
     }
-    let size_bytes = trained.adapter.write(&args.out).map_err(refused)?;
-    if let Some(folder) = &args.peft {
-        let config = ModelConfig::from_gguf(&open(&work.base)?, &mut Vec::new()).map_err(refused)?;
-        let name = work.base.file_stem().unwrap_or_default().to_string_lossy();
-        trained.adapter.write_peft(folder, &config, &name).map_err(refused)?;
-    }
+    Ok((trained, steps))
+}
+
+fn write_peft(base: &Path, adapter: &Adapter, folder: &Path) -> Result<()> {
+    let config = ModelConfig::from_gguf(&open(base)?, &mut Vec::new()).map_err(refused)?;
+    let name = base.file_stem().unwrap_or_default().to_string_lossy();
+    Ok(adapter.write_peft(folder, &config, &name).map_err(refused)?)
+}
+
+/// Removes the state, writes the report and shows the result: `more` and `made` say what was made.
+fn finish<T>(
+    args: &Args,
+    work: &Work,
+    trained: &Trained<T>,
+    steps: &[StepReport],
+    more: Value,
+    made: &str,
+) -> Result<()> {
     let _ = std::fs::remove_file(&work.checkpoint);
     let tokens: usize = steps.iter().map(|s| s.tokens).sum();
-    let whole = json!({
+    let mut whole = json!({
         "conversations": work.samples.len(), "steps": args.steps, "resumed_at": trained.resumed_at,
         "first_loss": trained.losses.first(), "last_loss": trained.losses.last(), "tokens": tokens,
-        "adapter_bytes": size_bytes, "base_sha256": trained.adapter.base_sha256, "divergence": trained.divergence,
+        "base_sha256": trained.base_sha256, "divergence": trained.divergence,
     });
+    if let (Value::Object(whole), Value::Object(more)) = (&mut whole, more) {
+        whole.extend(more);
+    }
     if let Some(path) = &args.report {
-        write_json(path, &json!({ "recipe": work.recipe, "steps": steps }))?;
+        let mut recipe = json!(work.recipe);
+        if let (true, Value::Object(recipe)) = (args.norms, &mut recipe) {
+            OF_ADAPTERS.iter().for_each(|field| drop(recipe.remove(*field)));
+        }
+        let trains = if args.norms { "norms" } else { "adapter" };
+        write_json(path, &json!({ "trains": trains, "recipe": recipe, "steps": steps }))?;
     }
     let loss = |l: Option<&f32>| l.map_or_else(|| "?".to_owned(), |l| format!("{l:.4}"));
     let line = format!(
-        "{} conversations, {} steps: loss {} → {}; adapter of {size_bytes} bytes",
+        "{} conversations, {} steps: loss {} → {}; {made}",
         work.samples.len(),
         args.steps,
         loss(trained.losses.first()),
