@@ -106,6 +106,11 @@ pub(crate) fn output_tensor(gguf: &Gguf) -> &'static str {
     if gguf.find("output.weight").is_some() { "output.weight" } else { "token_embd.weight" }
 }
 
+/// Name of the embedding where another matrix makes the logits: its rows are looked up, and nothing is multiplied with it.
+pub(crate) fn looked_up(gguf: &Gguf) -> Option<&'static str> {
+    gguf.find("output.weight").map(|_| "token_embd.weight")
+}
+
 /// Runs `texts` (each on its own, up to the model's context) through the model in `gguf`; `watch` sees blocks done
 /// and their number.
 ///

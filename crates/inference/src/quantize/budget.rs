@@ -4,6 +4,10 @@
 //! The expected rise of the loss is `½ Σᵢ gᵢ (E H Eᵀ)ᵢᵢ`: the REAL error `E` of the type, what enters the matrix (`H`),
 //! and how much the loss cares about each output (`g`, mean squared gradients). Gradient norms of the weights alone are
 //! no guide: a matrix can matter much and still be rounded well.
+//!
+//! An embedding that is only looked up takes part by the same formula. As a matrix that is multiplied with one-hot tokens its
+//! outputs are the channels of the residual stream, and `H` holds how often each token occurs: the expected rise is
+//! `½ Σⱼ gⱼ · mean eⱼ²` over the tokens of the texts, with `e` the error of the row that a token looks up.
 
 use super::error::{Damage, round_trip, sample};
 use super::inputs::{Input, fold_block, inputs, output_input};
@@ -13,10 +17,11 @@ use super::profile::{Choice, fitting, is_matrix};
 use super::run::file_type;
 use super::tune::{Choices, TuneOptions};
 use super::{Progress, Provenance, QuantizeError, fold, metadata};
-use crate::calibrate::{Stream, output_tensor, readers};
+use crate::calibrate::{Stream, looked_up, output_tensor, readers};
+use crate::codec::CodecError;
 use crate::gguf::{Gguf, TensorInfo, TensorSpec, TensorType, file_bytes};
 use crate::model::{Decoder, ModelConfig, Site, Target};
-use crate::train::{MatrixGradient, matrix_gradients};
+use crate::train::{Gradients, matrix_gradients};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, ops::ControlFlow};
 
@@ -38,7 +43,7 @@ const FOLD_TYPE: TensorType = TensorType::Iq4Nl;
 const GRADIENT_TOKENS: usize = 256;
 const GRADIENT_TEXTS: usize = 12;
 
-/// Rows of a matrix that are tried in every type, spread evenly.
+/// Rows of a matrix, or tokens that look up a row, that are tried in every type, spread evenly.
 const ROWS: usize = 256;
 
 /// What the choice promises.
@@ -149,7 +154,7 @@ fn uniform(candidates: &[Candidates], limit: u64) -> Option<(TensorType, Vec<usi
     best.map(|(_, ty, chosen)| (ty, chosen))
 }
 
-/// Type of what is not chosen by loss: overrides, vectors, and an embedding that is only looked up.
+/// Type of what is not chosen by loss: overrides and vectors; of matrices, until theirs is chosen.
 fn fixed_type(tensor: &TensorInfo, options: &TuneOptions) -> TensorType {
     if let Some(ty) = options.overrides.get(&tensor.name) {
         return *ty;
@@ -166,7 +171,7 @@ pub(super) fn gradients(
     base: &Gguf,
     texts: &[Vec<u32>],
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<Vec<MatrixGradient>, QuantizeError> {
+) -> Result<Gradients, QuantizeError> {
     let step = texts.len().div_ceil(GRADIENT_TEXTS).max(1);
     let beginnings: Vec<Vec<u32>> = texts
         .iter()
@@ -184,11 +189,16 @@ pub(super) fn measure(
     config: &ModelConfig,
     texts: &[Vec<u32>],
     options: &TuneOptions,
-    gradients: &[MatrixGradient],
+    gradients: &Gradients,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Vec<Candidates>, QuantizeError> {
     let mut stream = Stream::new(base, config, texts)?;
     let mut out = Vec::new();
+    // Before the first block the stream is what the tokens looked up.
+    let embedding = match looked_up(base).filter(|name| !options.overrides.contains_key(*name)) {
+        Some(name) => Some(embedding(base.tensor(name)?, &stream, &gradients.embedding_square, options)?),
+        None => None,
+    };
     for layer in 0..config.layers {
         let name = format!("blk.{layer}: measuring types");
         if progress(Progress { done: layer, total: config.layers, tensor: &name }).is_break() {
@@ -221,20 +231,16 @@ pub(super) fn measure(
         let values = base.dequantize(tensor)?;
         out.push(candidates(tensor, &values, &input, &gradient, options, Some(TensorType::Q6K))?);
     }
+    out.extend(embedding);
     Ok(out)
 }
 
-fn output_square(gradients: &[MatrixGradient], matrix: Option<(usize, Target)>) -> Vec<f32> {
-    gradients.iter().find(|g| g.matrix == matrix).map(|g| g.output_square.clone()).unwrap_or_default()
+fn output_square(gradients: &Gradients, matrix: Option<(usize, Target)>) -> Vec<f32> {
+    gradients.matrices.iter().find(|g| g.matrix == matrix).map(|g| g.output_square.clone()).unwrap_or_default()
 }
 
 /// Gradients at a matrix's outputs after folding: an output divided by `s` has a gradient `s` times as large.
-fn scaled_gradient(
-    gradients: &[MatrixGradient],
-    layer: usize,
-    target: Target,
-    scales: &BTreeMap<Site, Vec<f32>>,
-) -> Vec<f32> {
+fn scaled_gradient(gradients: &Gradients, layer: usize, target: Target, scales: &BTreeMap<Site, Vec<f32>>) -> Vec<f32> {
     let mut out = output_square(gradients, Some((layer, target)));
     let site = match target {
         Target::Up => Site::Down,
@@ -247,6 +253,27 @@ fn scaled_gradient(
     out
 }
 
+/// All allowed types of an embedding that is only looked up. No floor: rows are rounded without importance, and what that
+/// does to the rows in use is measured.
+fn embedding(
+    tensor: &TensorInfo,
+    stream: &Stream<'_>,
+    gradient: &[f32],
+    options: &TuneOptions,
+) -> Result<Candidates, QuantizeError> {
+    let columns = tensor.row_len();
+    let tokens = stream.hidden().iter().map(|x| x.len() / columns).sum::<usize>();
+    let rows = stream.hidden().iter().flat_map(|x| x.chunks_exact(columns));
+    let rows: Vec<f32> = rows.step_by(tokens.div_ceil(ROWS).max(1)).flatten().copied().collect();
+    let count = (rows.len() / columns) as f64;
+    priced(tensor, allowed(tensor, options, None), |ty| {
+        let back = round_trip(ty, &rows, columns, None)?;
+        let pairs = rows.iter().zip(&back).zip(gradient.iter().cycle());
+        let sum: f64 = pairs.map(|((a, b), g)| f64::from(*g) * f64::from(a - b).powi(2)).sum();
+        Ok(0.5 * sum / count)
+    })
+}
+
 /// All allowed types of a matrix with size and expected loss. `floor`: the least type unless the options say another.
 fn candidates(
     tensor: &TensorInfo,
@@ -257,23 +284,35 @@ fn candidates(
     floor: Option<TensorType>,
 ) -> Result<Candidates, QuantizeError> {
     let columns = tensor.row_len();
-    let floor = options.floors.get(&tensor.name).copied().or(floor);
-    let least = floor.map_or(0.0, |t| fitting(t, columns).bits_per_weight());
-    let fits = |t: &TensorType| columns.is_multiple_of(t.block_len()) && t.bits_per_weight() >= least;
-    let mut types: Vec<TensorType> = TYPES.into_iter().filter(fits).collect();
-    if types.is_empty() {
-        types.push(TensorType::F16);
-    }
-    let mut items = Vec::with_capacity(types.len());
     let (rows, step) = sample(values, columns, ROWS);
     let gradient: Vec<f32> = gradient.iter().step_by(step).copied().collect();
     let share = rows.len() as f64 / values.len() as f64;
-    for &ty in &types {
-        let back = round_trip(ty, &rows, columns, Some(&input.importance))
-            .map_err(|source| QuantizeError::Codec { tensor: tensor.name.clone(), source })?;
-        let loss = Damage::between(&rows, &back, &input.h, columns).loss(&gradient) / share;
-        let bytes = (values.len() / ty.block_len() * ty.block_bytes()) as u64;
-        items.push(Item { bytes, loss });
-    }
+    priced(tensor, allowed(tensor, options, floor), |ty| {
+        let back = round_trip(ty, &rows, columns, Some(&input.importance))?;
+        Ok(Damage::between(&rows, &back, &input.h, columns).loss(&gradient) / share)
+    })
+}
+
+/// The types that a matrix may have: those whose blocks its rows are, from the floor on.
+fn allowed(tensor: &TensorInfo, options: &TuneOptions, floor: Option<TensorType>) -> Vec<TensorType> {
+    let columns = tensor.row_len();
+    let floor = options.floors.get(&tensor.name).copied().or(floor);
+    let least = floor.map_or(0.0, |t| fitting(t, columns).bits_per_weight());
+    let fits = |t: &TensorType| columns.is_multiple_of(t.block_len()) && t.bits_per_weight() >= least;
+    let types: Vec<TensorType> = TYPES.into_iter().filter(fits).collect();
+    if types.is_empty() { vec![TensorType::F16] } else { types }
+}
+
+/// The types with the bytes of the whole tensor and what `loss` says.
+fn priced(
+    tensor: &TensorInfo,
+    types: Vec<TensorType>,
+    loss: impl Fn(TensorType) -> Result<f64, CodecError>,
+) -> Result<Candidates, QuantizeError> {
+    let item = |ty: &TensorType| {
+        let loss = loss(*ty).map_err(|source| QuantizeError::Codec { tensor: tensor.name.clone(), source })?;
+        Ok(Item { bytes: (tensor.n_elements() / ty.block_len() * ty.block_bytes()) as u64, loss })
+    };
+    let items = types.iter().map(item).collect::<Result<Vec<_>, QuantizeError>>()?;
     Ok(Candidates { name: tensor.name.clone(), types, items })
 }

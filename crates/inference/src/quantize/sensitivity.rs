@@ -78,7 +78,7 @@ pub fn sensitivity(
 ) -> Result<Sensitivity, QuantizeError> {
     let config = ModelConfig::from_gguf(base, &mut Vec::new())?.plain("sensitivity")?;
     let gradients = budget::gradients(base, texts, progress)?;
-    let norms: BTreeMap<_, f64> = gradients.iter().map(|g| (g.matrix, g.norm)).collect();
+    let norms: BTreeMap<_, f64> = gradients.matrices.iter().map(|g| (g.matrix, g.norm)).collect();
     let options = TuneOptions { fold: false, ..TuneOptions::new(Goal::Budget(0)) };
     let expected = budget::measure(base, &config, texts, &options, &gradients, progress)?;
     let expected: BTreeMap<&str, &budget::Candidates> = expected.iter().map(|c| (c.name.as_str(), c)).collect();

@@ -121,7 +121,7 @@ fn by_profile(base: &Gguf, profile: Profile, overrides: &BTreeMap<String, Tensor
 /// Digest of everything that decides the bytes of a block.
 fn fingerprint(base: &Gguf, texts: &[Vec<u32>], options: &TuneOptions) -> String {
     let mut hash = Sha256::new();
-    hash.update(concat!("2 ", env!("CARGO_PKG_VERSION")));
+    hash.update(concat!("3 ", env!("CARGO_PKG_VERSION")));
     hash.update(base_digest(base));
     for text in texts {
         hash.update((text.len() as u64).to_le_bytes());

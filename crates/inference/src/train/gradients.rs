@@ -1,4 +1,4 @@
-//! Gradients of the loss at every frozen matrix, for sensitivity: nothing is trained.
+//! Gradients of the loss at every frozen matrix and at the embedding, for sensitivity: nothing is trained.
 
 use super::{
     Sample,
@@ -8,7 +8,7 @@ use super::{
     params::Params,
     pass::{Observer, Pass},
 };
-use crate::calibrate::Stream;
+use crate::calibrate::{Stream, looked_up};
 use crate::gguf::Gguf;
 use crate::linalg::{Operand, dot, gemm};
 use crate::model::{ModelConfig, ModelError, Target, Values, load_block, load_head};
@@ -23,6 +23,16 @@ pub struct MatrixGradient {
     pub output_square: Vec<f32>,
     /// `‖dL/dW‖` (Frobenius), root mean square over texts; `L` is the sum of a text's losses over its tokens.
     pub norm: f64,
+}
+
+/// What the loss says about all of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gradients {
+    /// The output, then layer by layer.
+    pub matrices: Vec<MatrixGradient>,
+    /// Mean over tokens of the squared gradient at each channel of an embedding that is only looked up; empty where it is
+    /// the output, too.
+    pub embedding_square: Vec<f32>,
 }
 
 #[derive(Default)]
@@ -42,7 +52,7 @@ pub fn matrix_gradients(
     base: &Gguf,
     texts: &[Vec<u32>],
     watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
-) -> Result<Vec<MatrixGradient>, ModelError> {
+) -> Result<Gradients, ModelError> {
     let config = ModelConfig::from_gguf(base, &mut Vec::new())?.plain("gradients")?;
     if let Some(i) = texts.iter().position(|t| t.len() < 2) {
         return Err(ModelError::input(format!("text {i} has fewer than two tokens; a gradient needs a prediction")));
@@ -50,7 +60,8 @@ pub fn matrix_gradients(
     let embedded = Stream::new(base, &config, texts)?;
     let samples: Vec<Sample> = texts.iter().map(|t| Sample::new(t.clone(), 1)).collect();
     let layouts = samples.iter().map(|s| Layout::new(&[s])).collect();
-    let mut run = Run { base, config: &config, layouts, buffers: Buffers::default(), sums: BTreeMap::new() };
+    let looked_up = looked_up(base).is_some();
+    let mut run = Run { base, config: &config, layouts, looked_up, buffers: Buffers::default(), sums: BTreeMap::new() };
     let (mut done, total) = (0, 2 * config.layers);
     let mut passed = || {
         done += 1;
@@ -72,7 +83,19 @@ pub fn matrix_gradients(
         output_square: s.square.iter().map(|v| (v / s.rows.max(1) as f64) as f32).collect(),
         norm: (s.norm2 / texts.len().max(1) as f64).sqrt(),
     };
-    Ok(run.sums.into_iter().map(finish).collect())
+    let embedding_square = if looked_up { mean_squares(&slopes, config.width) } else { Vec::new() };
+    Ok(Gradients { matrices: run.sums.into_iter().map(finish).collect(), embedding_square })
+}
+
+/// Mean square of each column over the rows of all texts.
+fn mean_squares(texts: &[Vec<f32>], columns: usize) -> Vec<f32> {
+    let mut sums = vec![0.0f64; columns];
+    let mut n = 0u64;
+    for row in texts.iter().flat_map(|text| text.chunks_exact(columns)) {
+        sums.iter_mut().zip(row).for_each(|(s, d)| *s += f64::from(*d) * f64::from(*d));
+        n += 1;
+    }
+    sums.into_iter().map(|s| (s / n.max(1) as f64) as f32).collect()
 }
 
 struct Run<'a> {
@@ -80,6 +103,8 @@ struct Run<'a> {
     config: &'a ModelConfig,
     /// Of each text.
     layouts: Vec<Layout>,
+    /// The embedding is not the output: slopes are wanted down to it.
+    looked_up: bool,
     buffers: Buffers,
     sums: BTreeMap<Option<(usize, Target)>, Sums>,
 }
@@ -99,7 +124,7 @@ impl Run<'_> {
 
     /// Slopes of the losses along the residual stream behind the last block.
     fn output(&mut self, inputs: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, ModelError> {
-        let Self { base, config, layouts, buffers, sums } = self;
+        let Self { base, config, layouts, buffers, sums, .. } = self;
         let weights = load_head(base, config)?;
         let (params, effective) = (Params::none(&weights), Effective::default());
         let mut see = |_: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize| {
@@ -120,9 +145,10 @@ impl Run<'_> {
         Ok(all)
     }
 
-    /// Turns slopes behind a block into those before it.
+    /// Turns slopes behind a block into those before it; of the first block only where they are wanted.
     fn backward(&mut self, layer: usize, inputs: &[Vec<f32>], slopes: &mut [Vec<f32>]) -> Result<(), ModelError> {
-        let Self { base, config, layouts, buffers, sums } = self;
+        let Self { base, config, layouts, looked_up, buffers, sums } = self;
+        let below = layer > 0 || *looked_up;
         let weights = load_block(base, &Values::new(), config, layer)?;
         let (params, effective) = (Params::none(&weights), Effective::default());
         let mut see = |matrix: Option<(usize, Target)>, x: &[f32], m: usize, dy: &[f32], stride: usize| {
@@ -135,7 +161,7 @@ impl Run<'_> {
             let rows = pass.rows(layout);
             for block in &weights.blocks {
                 let (_, saved) = pass.block(0, block, &rows, buffers.copy(x));
-                pass.block_backward((0, layer > 0), block, &rows, saved, dx, &mut []);
+                pass.block_backward((0, below), block, &rows, saved, dx, &mut []);
             }
         }
         Ok(())
@@ -183,7 +209,7 @@ mod tests {
         let text = some_tokens(6, 3);
         let base = tiny_file(Arch::Qwen2);
         let all = matrix_gradients(&base, std::slice::from_ref(&text), &mut |_, _| ControlFlow::Continue(())).unwrap();
-        assert_eq!(all.len(), 2 * 7 + 1);
+        assert_eq!((all.matrices.len(), all.embedding_square.len()), (2 * 7 + 1, 0), "tied");
         for (layer, target) in [(1, Target::V), (0, Target::K)] {
             let name = target.tensor(layer);
             let bumped = |at: usize, by: f32| {
@@ -195,7 +221,7 @@ mod tests {
             let h = 4e-3;
             let slope = |i| (bumped(i, h) - bumped(i, -h)) / (2.0 * f64::from(h));
             let want = (0..16 * 24).map(|i| slope(i).powi(2)).sum::<f64>().sqrt();
-            let got = all.iter().find(|g| g.matrix == Some((layer, target))).unwrap();
+            let got = all.matrices.iter().find(|g| g.matrix == Some((layer, target))).unwrap();
             assert!((got.norm / want - 1.0).abs() < 0.03, "{name}: {} {want}", got.norm);
             assert_eq!(got.output_square.len(), 16);
         }
@@ -207,7 +233,7 @@ mod tests {
         let file = tiny_file(Arch::Llama);
         let d = Decoder::load_with(&file, Storage::F32).unwrap();
         let all = matrix_gradients(&file, std::slice::from_ref(&text), &mut |_, _| ControlFlow::Continue(())).unwrap();
-        let output = all.iter().find(|g| g.matrix.is_none()).unwrap();
+        let output = all.matrices.iter().find(|g| g.matrix.is_none()).unwrap();
         let mut want = vec![0.0f64; 50];
         d.visit_logits(&text, 0..4, &mut |p, row| {
             let sum = crate::linalg::log_sum_exp(row);
@@ -223,5 +249,30 @@ mod tests {
         }
         let e = matrix_gradients(&file, &[vec![1]], &mut |_, _| ControlFlow::Continue(())).unwrap_err().to_string();
         assert!(e.contains("text 0"), "{e}");
+    }
+
+    /// Each token of the text occurs once, so that a row of the embedding has the gradient of one position.
+    #[test]
+    fn gradients_at_a_looked_up_embedding_match_finite_differences() {
+        let text: Vec<u32> = (0..6).map(|i| 7 * i + 3).collect();
+        let own_output = |at: usize, by: f32| {
+            tiny_file_with(Arch::Qwen2, |_, parts| {
+                parts[0].2[at] += by;
+                parts.push(("output.weight".into(), vec![24, 50], crate::model::tests::noise(24 * 50, 77, 1.0)));
+            })
+        };
+        let base = own_output(0, 0.0);
+        let all = matrix_gradients(&base, std::slice::from_ref(&text), &mut |_, _| ControlFlow::Continue(())).unwrap();
+        assert_eq!((all.matrices.len(), all.embedding_square.len()), (2 * 7 + 1, 24));
+        let h = 4e-3;
+        for column in [0, 5, 17, 23] {
+            let slope = |token: &u32| {
+                let at = *token as usize * 24 + column;
+                (loss(&own_output(at, h), &text) - loss(&own_output(at, -h), &text)) / (2.0 * f64::from(h))
+            };
+            let want = text.iter().map(|t| slope(t).powi(2)).sum::<f64>() / text.len() as f64;
+            let got = f64::from(all.embedding_square[column]);
+            assert!((got / want - 1.0).abs() < 0.05, "column {column}: {got} {want}");
+        }
     }
 }

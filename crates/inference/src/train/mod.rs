@@ -27,7 +27,7 @@ mod state;
 
 pub use config::{LoraConfig, Schedule, StepReport, TrainConfig, Trainable};
 pub use distill::Distillation;
-pub use gradients::{MatrixGradient, matrix_gradients};
+pub use gradients::{Gradients, MatrixGradient, matrix_gradients};
 pub use grid::WeightGrid;
 pub use sample::Sample;
 pub use start::{random_model, with_tensors};

@@ -7,7 +7,15 @@ use crate::quantize::{Fold, Method, TunedTensor};
 
 /// Two blocks of width 64, 4 heads over 2 key heads of 16, inner size 256; some input channels are much larger.
 fn small(arch: Arch) -> Gguf {
+    small_with(arch, false)
+}
+
+/// The same, also with an output matrix of its own.
+fn small_with(arch: Arch, own_output: bool) -> Gguf {
     tiny_file_with(arch, |metadata, parts| {
+        if own_output {
+            parts.push(("output.weight".into(), vec![24, 50], Vec::new()));
+        }
         let sizes = [
             ("embedding_length", 64u32),
             ("feed_forward_length", 256),
@@ -240,4 +248,98 @@ fn a_budget_is_kept_and_used() {
     let QuantizeError::Budget { budget: 1000, least } = e else { panic!("{e}") };
     let report = tune(&base, &out, &texts(1), &TuneOptions::new(Goal::Budget(least)), &mut go).unwrap();
     assert_eq!(report.size_bytes, least, "the smallest size it names can be made");
+}
+
+/// Mean divergence of the file from the base, nats a token.
+fn divergence(base: &Gguf, file: &Gguf, tokens: &[u32]) -> f64 {
+    let logits = |gguf: &Gguf| {
+        let mut rows = Vec::new();
+        let decoder = Decoder::load_with(gguf, crate::model::Storage::F32).unwrap();
+        let mut keep = |_, row: &[f32]| {
+            rows.push(row.to_vec());
+            Ok(())
+        };
+        decoder.visit_logits(tokens, 0..tokens.len(), &mut keep).unwrap();
+        rows
+    };
+    let (a, b) = (logits(base), logits(file));
+    a.iter().zip(&b).map(|(a, b)| crate::eval::kl_divergence(a, b)).sum::<f64>() / tokens.len() as f64
+}
+
+/// What the types of a looked-up embedding cost, counted by hand over the tokens of the texts: 240, so that all are measured.
+#[test]
+fn the_damage_to_a_looked_up_embedding_is_measured_on_the_tokens_in_use() {
+    let base = small_with(Arch::Llama, true);
+    let config = ModelConfig::from_gguf(&base, &mut Vec::new()).unwrap();
+    let (texts, options) = (texts(1), TuneOptions::new(Goal::Budget(0)));
+    let gradients = budget::gradients(&base, &texts, &mut go).unwrap();
+    let found = budget::measure(&base, &config, &texts, &options, &gradients, &mut go).unwrap();
+    assert_eq!(found.len(), 2 * 7 + 2);
+    let embedding = found.iter().find(|c| c.name == "token_embd.weight").unwrap();
+    let values = base.dequantize(base.tensor("token_embd.weight").unwrap()).unwrap();
+    let mut last = f64::INFINITY;
+    for ty in [TensorType::Q4_0, TensorType::Q5_0, TensorType::Q8_0] {
+        let bytes = crate::codec::quantize(ty, &values, 64, None).unwrap();
+        let back = crate::codec::dequantize(ty, &bytes, values.len()).unwrap();
+        let of_token = |t: &u32| -> f64 {
+            let row = *t as usize * 64..(*t as usize + 1) * 64;
+            let errors = values[row.clone()].iter().zip(&back[row]).map(|(a, b)| f64::from(a - b).powi(2));
+            errors.zip(&gradients.embedding_square).map(|(e, g)| e * f64::from(*g)).sum()
+        };
+        let want = 0.5 * texts.iter().flatten().map(of_token).sum::<f64>() / 240.0;
+        let got = embedding.loss(ty).unwrap();
+        assert!((got / want - 1.0).abs() < 1e-5 && got < 0.5 * last, "{ty}: {got} {want}");
+        last = got;
+    }
+    assert_eq!(embedding.loss(TensorType::Q4K), None, "rows of 64 are no whole blocks of it");
+    let floor = TuneOptions { floors: [("token_embd.weight".into(), TensorType::Q6K)].into(), ..options.clone() };
+    let found = budget::measure(&base, &config, &texts, &floor, &gradients, &mut go).unwrap();
+    let embedding = found.iter().find(|c| c.name == "token_embd.weight").unwrap();
+    assert_eq!((embedding.loss(TensorType::Q5_1), embedding.loss(TensorType::Q8_0)), (None, Some(last)));
+    let given = TuneOptions { overrides: floor.floors, ..options };
+    let found = budget::measure(&base, &config, &texts, &given, &gradients, &mut go).unwrap();
+    assert!(found.iter().all(|c| c.name != "token_embd.weight"), "its type is given");
+    assert!(budget::gradients(&small(Arch::Llama), &texts, &mut go).unwrap().embedding_square.is_empty());
+}
+
+#[test]
+fn a_budget_also_spends_bytes_on_a_looked_up_embedding() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("q.gguf");
+    let base = small_with(Arch::Llama, true);
+    let embedding = base.tensor("token_embd.weight").unwrap();
+    let run = |options: &TuneOptions| {
+        let report = tune(&base, &out, &texts(1), options, &mut go)?;
+        let file = opened(&out);
+        assert_eq!(file.size_bytes(), report.size_bytes);
+        let to = find(&report, "token_embd.weight").to;
+        let plain = crate::codec::quantize(to, &base.dequantize(embedding).unwrap(), 64, None).unwrap();
+        assert_eq!(file.bytes(file.tensor("token_embd.weight").unwrap()), plain, "what was measured is what is stored");
+        Ok::<_, QuantizeError>((report, divergence(&base, &file, &some_tokens(90, 40))))
+    };
+    let old = [("token_embd.weight".to_owned(), TensorType::Q5_0)];
+    let at = |budget: u64, overrides: &[(String, TensorType)]| {
+        let overrides = overrides.iter().cloned().collect();
+        run(&TuneOptions { overrides, ..TuneOptions::new(Goal::Budget(budget)) })
+    };
+    // Room for 8 bits everywhere: an embedding that has fewer is what is left to lose.
+    let all_8_bits = crate::gguf::file_bytes(base.metadata(), &specs(&base, TensorType::Q8_0)).unwrap() + 1000;
+    let ((large, far), (_, fixed)) = (at(all_8_bits, &[]).unwrap(), at(all_8_bits, &old).unwrap());
+    assert!(large.size_bytes <= all_8_bits && find(&large, "token_embd.weight").to == TensorType::Q8_0);
+    assert!(far < 0.5 * fixed, "{far} with 8 bits, {fixed} with 5");
+    // Little room: it gives bytes to others, or gets them, as its damage says.
+    let Err(QuantizeError::Budget { least, .. }) = at(1000, &[]) else { panic!("1000 bytes are enough") };
+    let (small, _) = at(least, &[]).unwrap();
+    assert_eq!((small.size_bytes, find(&small, "token_embd.weight").to.bits_per_weight()), (least, 4.5));
+    let middle = least + (all_8_bits - least) / 3;
+    let (report, _) = at(middle, &[]).unwrap();
+    assert!(report.size_bytes <= middle && report.size_bytes as f64 > 0.99 * middle as f64, "{middle}: {report:?}");
+    let predicted = report.predicted.unwrap();
+    assert!(predicted.loss <= predicted.uniform_loss.unwrap());
+}
+
+/// The tensors of a file with all matrices of one type.
+fn specs(base: &Gguf, ty: TensorType) -> Vec<crate::gguf::TensorSpec> {
+    let one = |t: &crate::gguf::TensorInfo| if is_matrix(t) { ty } else { t.ty };
+    base.tensors().iter().map(|t| crate::gguf::TensorSpec { ty: one(t), ..t.spec() }).collect()
 }
