@@ -129,4 +129,6 @@ fn encoded(entry: &Entry, spec: &TensorSpec, weights: &Weights) -> Result<Vec<u8
 }
 
 #[cfg(test)]
+pub(crate) mod folders;
+#[cfg(test)]
 mod tests;

@@ -1,22 +1,15 @@
 //! Models written as safetensors folders by an independent table of names, converted, and compared with what they were
 //! made from: tensors bit for bit, then logits.
 
+use super::folders::{self, Torch, save, tokenizer_json};
 use super::*;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::tests::{some_tokens, tiny_file};
 use crate::model::{Arch, Decoder, Storage};
 use crate::testing::model_file;
-use safetensors::{Dtype, tensor::TensorView};
+use safetensors::Dtype;
 use serde_json::{Value as Json, json};
 use std::fs;
-
-/// A tensor as PyTorch would hold it.
-struct Torch {
-    name: String,
-    shape: Vec<usize>,
-    dtype: Dtype,
-    bytes: Vec<u8>,
-}
 
 /// Pair and divisor.
 const LLAMA31: [(usize, f64); 7] = [
@@ -75,17 +68,8 @@ fn torch(file: &Gguf, tensor: &TensorInfo, arch: Arch, head_dim: usize) -> Torch
         let cols = if tensor.dims.len() > 1 { tensor.row_len() } else { 1 };
         values = halves(&values, head_dim, cols);
     }
-    Torch {
-        name: hf_name(&tensor.name),
-        shape: tensor.dims.iter().rev().map(|d| *d as usize).collect(),
-        dtype: Dtype::F32,
-        bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-    }
-}
-
-fn save(path: &Path, tensors: &[Torch]) {
-    let views = tensors.iter().map(|t| (t.name.clone(), TensorView::new(t.dtype, t.shape.clone(), &t.bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, path).unwrap();
+    let shape = tensor.dims.iter().rev().map(|d| *d as usize).collect();
+    Torch::f32(hf_name(&tensor.name), shape, &values)
 }
 
 /// `config.json` of a file of this crate.
@@ -106,14 +90,6 @@ fn config_json(file: &Gguf, arch: Arch) -> Json {
         "rope_theta": file.f32(&key("rope.freq_base")).unwrap(),
         "vocab_size": file.tensor("token_embd.weight").unwrap().dims[1],
         "tie_word_embeddings": file.find("output.weight").is_none(),
-    })
-}
-
-fn tokenizer_json() -> Json {
-    json!({
-        "added_tokens": [{ "id": 4, "content": "<|end|>", "special": true }],
-        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "use_regex": true },
-        "model": { "type": "BPE", "vocab": { "a": 0, "b": 1, "c": 2, "ab": 3 }, "merges": ["a b"] },
     })
 }
 
@@ -139,11 +115,8 @@ impl Folder {
         self.tensors.iter_mut().find(|t| t.name == name).unwrap()
     }
     fn write(&self) -> &Path {
-        let folder = self.dir.path();
-        fs::write(folder.join("config.json"), self.config.to_string()).unwrap();
-        fs::write(folder.join("tokenizer.json"), self.tokenizer.to_string()).unwrap();
-        save(&folder.join("model.safetensors"), &self.tensors);
-        folder
+        folders::write(self.dir.path(), &self.config, &self.tokenizer, &self.tensors);
+        self.dir.path()
     }
     fn convert(&self, ty: FloatType) -> Result<(ConvertReport, Gguf), ConvertError> {
         let folder = self.write();
@@ -160,15 +133,7 @@ impl Folder {
 }
 
 fn logits(file: &Gguf, tokens: &[u32]) -> Vec<f32> {
-    let model = Decoder::load_with(file, Storage::F32).unwrap();
-    let mut out = Vec::new();
-    model
-        .visit_logits(tokens, 0..tokens.len(), &mut |_, row| {
-            out.extend_from_slice(row);
-            Ok(())
-        })
-        .unwrap();
-    out
+    folders::logits(&Decoder::load_with(file, Storage::F32).unwrap(), tokens)
 }
 
 fn same_tensors(made: &Gguf, original: &Gguf) {
@@ -374,12 +339,8 @@ fn the_real_model_comes_back_with_equal_logits() {
     crate::gguf::write(&cut, &metadata, whole.contents().filter(|(s, _)| wanted(&s.name))).unwrap();
     let original = Gguf::open(&cut).unwrap();
     let tensors: Vec<Torch> = original.tensors().iter().map(|t| torch(&original, t, Arch::Llama, 64)).collect();
-    save(&dir.path().join("model.safetensors"), &tensors);
-    fs::write(dir.path().join("config.json"), config_json(&original, Arch::Llama).to_string()).unwrap();
-    fs::write(dir.path().join("tokenizer.json"), tokenizer_json().to_string()).unwrap();
-    let out = dir.path().join("made.gguf");
-    convert(dir.path(), &out, FloatType::F32, &mut go).unwrap();
-    let made = Gguf::open(&out).unwrap();
+    folders::write(dir.path(), &config_json(&original, Arch::Llama), &tokenizer_json(), &tensors);
+    let made = folders::converted(dir.path(), &dir.path().join("made.gguf"));
     same_tensors(&made, &original);
     let tokens: Vec<u32> = (0..24).map(|i| (i * 977 + 11) % 49_152).collect();
     assert!(logits(&made, &tokens) == logits(&original, &tokens));

@@ -2,27 +2,21 @@
 
 use super::deepseek::{FULL, Shape, VOCAB, made, tokens};
 use super::{compare, windows};
+use crate::convert::folders::{self, Torch};
 use crate::convert::{FloatType, convert};
 use crate::gguf::{Gguf, TensorType};
 use crate::model::{Decoder, Storage};
-use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value as Json, json};
-use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
-
-/// Name, shape (outermost first) and bytes.
-type Torch = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+use std::{ops::ControlFlow, path::Path};
 
 fn values(file: &Gguf, name: &str) -> Vec<f32> {
     file.dequantize(file.tensor(name).unwrap()).unwrap()
 }
 
 /// The tensors of block `i` under the names of the published models.
-fn block(file: &Gguf, i: usize, out: &mut Torch) {
+fn block(file: &Gguf, i: usize, out: &mut Vec<Torch>) {
     let mut put = |name: String, shape: Vec<usize>, values: &[f32]| {
-        out.insert(
-            format!("model.layers.{i}.{name}.weight"),
-            (shape, values.iter().flat_map(|v| v.to_le_bytes()).collect()),
-        );
+        out.push(Torch::f32(format!("model.layers.{i}.{name}.weight"), shape, values));
     };
     let get = |part: &str| {
         (values(file, &format!("blk.{i}.{part}.weight")), &file.tensor(&format!("blk.{i}.{part}.weight")).unwrap().dims)
@@ -77,23 +71,14 @@ fn config(s: &Shape) -> Json {
 }
 
 fn write(folder: &Path, file: &Gguf, config: &Json) {
-    let mut tensors = Torch::new();
+    let mut tensors = Vec::new();
     for (from, to) in [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")] {
         let name = format!("{from}.weight");
         let shape = file.tensor(&name).unwrap().dims.iter().rev().map(|d| *d as usize).collect();
-        let bytes = values(file, &name).iter().flat_map(|v| v.to_le_bytes()).collect();
-        tensors.insert(format!("{to}.weight"), (shape, bytes));
+        tensors.push(Torch::f32(format!("{to}.weight"), shape, &values(file, &name)));
     }
     (0..file.u32("deepseek2.block_count").unwrap() as usize).for_each(|i| block(file, i, &mut tensors));
-    let views = tensors.iter().map(|(n, (shape, b))| (n, TensorView::new(Dtype::F32, shape.clone(), b).unwrap()));
-    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let tokenizer = json!({
-        "added_tokens": [{ "id": 4, "content": "<|end|>", "special": true }],
-        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "use_regex": true },
-        "model": { "type": "BPE", "vocab": { "a": 0, "b": 1, "c": 2, "ab": 3 }, "merges": ["a b"] },
-    });
-    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    folders::write(folder, config, &folders::tokenizer_json(), &tensors);
 }
 
 #[test]
@@ -105,24 +90,9 @@ fn a_converted_folder_is_the_model_it_was_made_from() {
         let original = made(&shape, TensorType::F32, &folder.path().join("original.gguf"));
         write(folder.path(), &original, &config(&shape));
         let out = folder.path().join("out.gguf");
-        convert(folder.path(), &out, FloatType::F32, &mut |_| ControlFlow::Continue(())).unwrap();
-        let file = Gguf::open(&out).unwrap();
-        let (ours, before) = (Decoder::load_with(&file, Storage::F32), Decoder::load_with(&original, Storage::F32));
-        let (ours, before) = (ours.unwrap(), before.unwrap());
-        let mut want = Vec::new();
-        let text = tokens(90);
-        before
-            .visit_logits(&text, 0..90, &mut |_, row| {
-                want.extend_from_slice(row);
-                Ok(())
-            })
-            .unwrap();
-        let mut got = Vec::new();
-        ours.visit_logits(&text, 0..90, &mut |_, row| {
-            got.extend_from_slice(row);
-            Ok(())
-        })
-        .unwrap();
+        let ours = Decoder::load_with(&folders::converted(folder.path(), &out), Storage::F32).unwrap();
+        let before = Decoder::load_with(&original, Storage::F32).unwrap();
+        let (got, want) = (folders::logits(&ours, &tokens(90)), folders::logits(&before, &tokens(90)));
         // a tenth of `mscale_all_dim` is rounded in the file
         let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(got.len() == want.len() && worst < 1e-3, "{worst}");

@@ -7,6 +7,7 @@ mod dequantize;
 mod files;
 mod importance;
 mod largest;
+mod llama_convert;
 mod logits;
 
 use crate::model::Decoder;
