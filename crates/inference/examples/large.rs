@@ -148,7 +148,7 @@ fn rounded(from: &Path, to: &Path, profile: Profile) -> Result<Value> {
     let base = Gguf::open(from)?;
     let options = QuantizeOptions { allow_requantize: true, ..QuantizeOptions::new(profile) };
     let report = quantize(&base, to, &options, &mut |_| ControlFlow::Continue(()))?;
-    let weights: u64 = report.tensors.iter().map(|t| t.weights).sum();
+    let weights: u64 = report.tensors.iter().map(|t| t.row.weights).sum();
     Ok(json!({ "bytes": report.size_bytes, "weights": weights }))
 }
 

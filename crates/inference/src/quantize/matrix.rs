@@ -6,6 +6,7 @@ use super::error::{Damage, round_trip, sample};
 use super::gptq::{Compensation, Order};
 use super::inputs::Input;
 use super::profile::is_matrix;
+use super::report::TensorRow;
 use super::run::Run;
 use super::tuned::{Method, StepErrors, TunedTensor};
 use crate::codec::{self, CodecError};
@@ -121,13 +122,8 @@ impl Run<'_> {
         let choice = self.choices[&tensor.name];
         let row_bytes = choice.actual.row_bytes(tensor.row_len()).unwrap_or(0);
         TunedTensor {
-            name: tensor.name.clone(),
-            from: tensor.ty,
-            to: choice.actual,
-            fallback_from: (choice.wanted != choice.actual).then_some(choice.wanted),
+            row: TensorRow::new(tensor, choice, tensor.n_elements() / tensor.row_len() * row_bytes),
             method: if choice.actual.is_quantized() { Method::Rounded } else { Method::Stored },
-            weights: tensor.n_elements() as u64,
-            size_bytes: (tensor.n_elements() / tensor.row_len() * row_bytes) as u64,
             errors: None,
             dead_channels: 0,
             not_compensated: false,

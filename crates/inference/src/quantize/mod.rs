@@ -29,7 +29,7 @@ pub use budget::Predicted;
 pub use fold::Fold;
 pub use imatrix::Imatrix;
 pub use profile::{Profile, UnknownProfile};
-pub use report::{QuantizeReport, TensorReport};
+pub use report::{QuantizeReport, TensorReport, TensorRow};
 pub use sensitivity::{Harm, LayerNoise, MatrixSensitivity, Sensitivity, sensitivity};
 pub use tune::{Goal, TuneOptions, tune};
 pub use tuned::{Method, StepErrors, TuneReport, TunedTensor};
@@ -151,14 +151,9 @@ pub fn quantize(
         let (bytes, error) = convert(base, tensor, choice.actual, importance.as_deref(), options)?;
         writer.push(&bytes)?;
         tensors.push(TensorReport {
-            name: tensor.name.clone(),
-            from: tensor.ty,
-            to: choice.actual,
-            fallback_from: (choice.wanted != choice.actual).then_some(choice.wanted),
+            row: TensorRow::new(tensor, *choice, bytes.len()),
             weighted: importance.is_some() && choice.actual.is_quantized(),
             filled_channels: zero_channels(options, tensor),
-            weights: tensor.n_elements() as u64,
-            size_bytes: bytes.len() as u64,
             relative_error: error,
         });
     }

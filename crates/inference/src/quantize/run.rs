@@ -93,7 +93,7 @@ impl Run<'_> {
                 Some(done) => done,
                 None => self.plain(tensor, &values[&tensor.name], None)?,
             };
-            specs.push((TensorSpec { ty: report.to, ..tensor.spec() }, bytes));
+            specs.push((TensorSpec { ty: report.row.to, ..tensor.spec() }, bytes));
             reports.push(report);
         }
         parts.keep(layer, &reports, specs)
@@ -123,7 +123,7 @@ impl Run<'_> {
             } else {
                 self.plain(tensor, &values, None)?
             };
-            specs.push((TensorSpec { ty: report.to, ..tensor.spec() }, bytes));
+            specs.push((TensorSpec { ty: report.row.to, ..tensor.spec() }, bytes));
             own.push(report);
         }
         let (file, own) = parts.keep(self.config.layers, &own, specs)?;
@@ -141,7 +141,7 @@ impl Run<'_> {
     ) -> Result<u64, QuantizeError> {
         let place: BTreeMap<&str, usize> =
             self.base.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
-        reports.sort_by_key(|r| place.get(r.name.as_str()).copied());
+        reports.sort_by_key(|r| place.get(r.row.name.as_str()).copied());
         let specs: Vec<TensorSpec> =
             self.base.tensors().iter().map(|t| TensorSpec { ty: self.choices[&t.name].actual, ..t.spec() }).collect();
         let mut writer = Writer::create(out, &metadata(self.base, self.file_type(), Some(from)), &specs)?;

@@ -55,7 +55,7 @@ fn base(folder: &Path, layers: usize, row: u64, tied: bool) -> PathBuf {
 }
 
 fn types(report: &QuantizeReport, suffix: &str) -> Vec<&'static str> {
-    report.tensors.iter().filter(|t| t.name.ends_with(suffix)).map(|t| t.to.name()).collect()
+    report.tensors.iter().filter(|t| t.row.name.ends_with(suffix)).map(|t| t.row.to.name()).collect()
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn zero_importance_can_be_filled() {
         options.overrides.insert("blk.0.ffn_down.weight".into(), ty);
         let error = |options: &QuantizeOptions| {
             let r = quantize(&model, &out, options, &mut none).unwrap();
-            r.tensors.iter().find(|t| t.to == ty).unwrap().relative_error
+            r.tensors.iter().find(|t| t.row.to == ty).unwrap().relative_error
         };
         let plain = error(&options);
         let mut imatrix = Imatrix::default();

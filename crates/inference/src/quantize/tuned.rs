@@ -1,7 +1,7 @@
 //! What a run on calibration texts really did, tensor by tensor and step by step.
 
 use super::budget::Predicted;
-use crate::gguf::TensorType;
+use super::report::{TensorRow, bits_per_weight};
 use serde::{Deserialize, Serialize};
 
 /// How a tensor's levels were chosen.
@@ -36,14 +36,9 @@ pub struct StepErrors {
 /// One tensor of the result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TunedTensor {
-    pub name: String,
-    pub from: TensorType,
-    pub to: TensorType,
-    /// The type that was wanted, where rows are not whole blocks of it.
-    pub fallback_from: Option<TensorType>,
+    #[serde(flatten)]
+    pub row: TensorRow,
     pub method: Method,
-    pub weights: u64,
-    pub size_bytes: u64,
     /// Of matrices that the calibration texts go through.
     pub errors: Option<StepErrors>,
     /// Input channels that were always zero.
@@ -62,11 +57,10 @@ pub struct TuneReport {
 }
 
 impl TuneReport {
-    /// All tensor bytes over all weights.
+    /// All tensor bytes over all weights, times 8.
     #[must_use]
     pub fn bits_per_weight(&self) -> f64 {
-        let (bytes, weights) = self.tensors.iter().fold((0, 0), |(b, w), t| (b + t.size_bytes, w + t.weights));
-        8.0 * bytes as f64 / (weights as f64).max(1.0)
+        bits_per_weight(self.tensors.iter().map(|t| &t.row))
     }
     /// Mean of the relative errors over all calibrated matrices, by step.
     #[must_use]

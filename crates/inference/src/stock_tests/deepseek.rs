@@ -244,7 +244,7 @@ fn experts_without_calibration_data_are_quantised_all_the_same() {
         QuantizeOptions { imatrix: Some(imatrix), fill_zero_importance: true, ..QuantizeOptions::new(Profile::Q4_0) };
     let report = quantize(&base, &out, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     let file = Gguf::open(&out).unwrap();
-    let quantized = report.tensors.iter().find(|t| t.name == down).unwrap();
+    let quantized = report.tensors.iter().find(|t| t.row.name == down).unwrap();
     assert!(quantized.weighted && quantized.filled_channels >= unseen * EXPERT as usize, "{quantized:?}");
     assert_eq!(file.tensor(down).unwrap().ty, TensorType::Q4_0);
     assert!(report.tensors.iter().all(|t| t.relative_error.is_finite() && t.relative_error < 0.2));

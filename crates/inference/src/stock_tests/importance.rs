@@ -49,7 +49,7 @@ fn zeros_in_one_tensor_are_named_filled_and_do_no_harm() {
     };
     let (without, _) = kld(None);
     let (with, report) = kld(Some(imatrix));
-    let row = report.tensors.iter().find(|t| t.name == broken).unwrap();
+    let row = report.tensors.iter().find(|t| t.row.name == broken).unwrap();
     assert_eq!((row.weighted, row.filled_channels), (true, zeros));
     assert!(report.to_string().contains(broken), "{report}");
     assert!(with <= without, "{with} with a broken importance, {without} without any");

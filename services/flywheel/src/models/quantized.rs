@@ -6,8 +6,8 @@ use crate::pipeline::blocking::stopped;
 use flywheel_inference::gguf::{Gguf, TensorType};
 use flywheel_inference::quantize::npu::NpuProfile;
 use flywheel_inference::quantize::{
-    Goal, Method, Profile, Progress, QuantizeError, QuantizeOptions, QuantizeReport, TuneOptions, TuneReport, quantize,
-    tune,
+    Goal, Method, Profile, Progress, QuantizeError, QuantizeOptions, QuantizeReport, TensorRow, TuneOptions,
+    TuneReport, quantize, tune,
 };
 use flywheel_types::Error;
 use serde::{Deserialize, Serialize};
@@ -71,6 +71,9 @@ pub type Watch<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 /// A finished file.
 pub struct Made {
     wanted: Wanted,
+    pub size_bytes: u64,
+    /// All tensor bytes over all weights, times 8.
+    bits_per_weight: f64,
     report: Report,
 }
 
@@ -85,7 +88,12 @@ enum Report {
 /// `Invalid` naming the tensor that cannot be quantised and what to do; [`stopped`].
 pub fn plain(base: &Gguf, out: &Path, options: &QuantizeOptions, watch: &mut Watch<'_>) -> Result<Made, Error> {
     let report = quantize(base, out, options, watch).map_err(failed)?;
-    Ok(Made { wanted: Wanted::Named(options.profile), report: Report::Plain(report) })
+    Ok(Made {
+        wanted: Wanted::Named(options.profile),
+        size_bytes: report.size_bytes,
+        bits_per_weight: report.bits_per_weight(),
+        report: Report::Plain(report),
+    })
 }
 
 /// Quantises block by block on `texts`: channel scales, compensated rounding, types by expected loss under a budget. A run
@@ -106,7 +114,12 @@ pub fn calibrated(
         Goal::Profile(profile) => Wanted::Named(profile),
     };
     let tokens = texts.iter().map(Vec::len).sum();
-    Ok(Made { wanted, report: Report::Calibrated { report, texts: texts.len(), tokens } })
+    Ok(Made {
+        wanted,
+        size_bytes: report.size_bytes,
+        bits_per_weight: report.bits_per_weight(),
+        report: Report::Calibrated { report, texts: texts.len(), tokens },
+    })
 }
 
 /// An error of quantisation for people.
@@ -124,58 +137,11 @@ pub fn failed(e: QuantizeError) -> Error {
     }
 }
 
-/// One tensor of a report, whoever made it.
-struct Row<'a> {
-    name: &'a str,
-    ty: TensorType,
-    fallback_from: Option<TensorType>,
-    weights: u64,
-    bytes: u64,
-}
-
 impl Made {
-    fn rows(&self) -> Vec<Row<'_>> {
+    fn rows(&self) -> Vec<&TensorRow> {
         match &self.report {
-            Report::Plain(r) => r
-                .tensors
-                .iter()
-                .map(|t| Row {
-                    name: &t.name,
-                    ty: t.to,
-                    fallback_from: t.fallback_from,
-                    weights: t.weights,
-                    bytes: t.size_bytes,
-                })
-                .collect(),
-            Report::Calibrated { report, .. } => report
-                .tensors
-                .iter()
-                .map(|t| Row {
-                    name: &t.name,
-                    ty: t.to,
-                    fallback_from: t.fallback_from,
-                    weights: t.weights,
-                    bytes: t.size_bytes,
-                })
-                .collect(),
-        }
-    }
-
-    /// Size of the file, bytes.
-    #[must_use]
-    pub fn size_bytes(&self) -> u64 {
-        match &self.report {
-            Report::Plain(r) => r.size_bytes,
-            Report::Calibrated { report, .. } => report.size_bytes,
-        }
-    }
-
-    /// All tensor bytes over all weights, times 8.
-    #[must_use]
-    pub fn bits_per_weight(&self) -> f64 {
-        match &self.report {
-            Report::Plain(r) => r.bits_per_weight(),
-            Report::Calibrated { report, .. } => report.bits_per_weight(),
+            Report::Plain(r) => r.tensors.iter().map(|t| &t.row).collect(),
+            Report::Calibrated { report, .. } => report.tensors.iter().map(|t| &t.row).collect(),
         }
     }
 
@@ -183,24 +149,21 @@ impl Made {
     #[must_use]
     pub fn summary(&self) -> Value {
         let rows = self.rows();
-        let mut types: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
         let mut matrices: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for row in &rows {
-            let sums = types.entry(row.ty.name()).or_default();
-            *sums = [sums[0] + 1, sums[1] + row.weights, sums[2] + row.bytes];
-            // vectors stay F32 whatever is asked for
-            if row.ty != TensorType::F32 {
-                matrices.entry(row.ty.name()).or_default().push(row.name);
-            }
+        // vectors stay F32 whatever is asked for
+        for row in rows.iter().filter(|r| r.to != TensorType::F32) {
+            matrices.entry(row.to.name()).or_default().push(&row.name);
         }
         let counts =
-            |[tensors, weights, bytes]: &[u64; 3]| json!({ "tensors": tensors, "weights": weights, "bytes": bytes });
+            |[tensors, weights, bytes]: [u64; 3]| json!({ "tensors": tensors, "weights": weights, "bytes": bytes });
+        let types: serde_json::Map<_, _> =
+            by_type(&rows).into_iter().map(|(name, sums)| (name.to_owned(), counts(sums))).collect();
         let mut out = json!({
             "profile": self.wanted.name(),
-            "size_bytes": self.size_bytes(),
-            "bits_per_weight": self.bits_per_weight(),
+            "size_bytes": self.size_bytes,
+            "bits_per_weight": self.bits_per_weight,
             "fallbacks": rows.iter().filter(|r| r.fallback_from.is_some()).count(),
-            "types": types.iter().map(|(name, sums)| ((*name).to_owned(), counts(sums))).collect::<serde_json::Map<_, _>>(),
+            "types": types,
             "tensor_types": matrices,
         });
         if let (Report::Calibrated { report, texts, tokens }, Value::Object(map)) = (&self.report, &mut out) {
@@ -217,18 +180,8 @@ impl Made {
     #[must_use]
     pub fn whole(&self) -> Value {
         let tensors = match &self.report {
+            Report::Plain(r) => json!(r.tensors),
             Report::Calibrated { report, .. } => json!(report.tensors),
-            Report::Plain(r) => r
-                .tensors
-                .iter()
-                .map(|t| {
-                    json!({
-                        "name": t.name, "from": t.from, "to": t.to, "fallback_from": t.fallback_from, "weighted": t.weighted,
-                        "filled_channels": t.filled_channels, "weights": t.weights, "size_bytes": t.size_bytes,
-                        "relative_error": t.relative_error,
-                    })
-                })
-                .collect(),
         };
         let mut out = self.summary();
         if let Value::Object(map) = &mut out {
@@ -241,30 +194,25 @@ impl Made {
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let rows = self.rows();
-        let mut types: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
-        for row in &rows {
-            let sums = types.entry(row.ty.name()).or_default();
-            *sums = (sums.0 + 1, sums.1 + row.weights);
-        }
         let total: u64 = rows.iter().map(|r| r.weights).sum();
         let mut out = vec![format!(
             "{}: {} bytes, {:.3} bits per weight",
             self.wanted.name(),
-            self.size_bytes(),
-            self.bits_per_weight()
+            self.size_bytes,
+            self.bits_per_weight
         )];
-        for (name, (tensors, weights)) in types {
+        for (name, [tensors, weights, _]) in by_type(&rows) {
             let share = 100.0 * weights as f64 / total.max(1) as f64;
             out.push(format!("  {name:7} {tensors:5} tensors  {share:6.2} % of the weights"));
         }
-        let fallbacks: Vec<&Row<'_>> = rows.iter().filter(|r| r.fallback_from.is_some()).collect();
+        let fallbacks: Vec<&&TensorRow> = rows.iter().filter(|r| r.fallback_from.is_some()).collect();
         if let Some(first) = fallbacks.first() {
             out.push(format!(
                 "  {} tensors have rows that are not whole blocks of the type the profile wants, and got another: {} is {} \
                  instead of {}",
                 fallbacks.len(),
                 first.name,
-                first.ty,
+                first.to,
                 first.fallback_from.map_or("", TensorType::name)
             ));
         }
@@ -286,6 +234,16 @@ impl Made {
         }
         out
     }
+}
+
+/// Tensors, weights and bytes of each type.
+fn by_type(rows: &[&TensorRow]) -> BTreeMap<&'static str, [u64; 3]> {
+    let mut out = BTreeMap::new();
+    for row in rows {
+        let sums = out.entry(row.to.name()).or_insert([0; 3]);
+        *sums = [sums[0] + 1, sums[1] + row.weights, sums[2] + row.size_bytes];
+    }
+    out
 }
 
 /// Matrices by how their levels were chosen.

@@ -221,7 +221,7 @@ mod tests {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let whole = work(other.path(), 1, "auto");
         let made = whole.make(&mut |_| ControlFlow::Continue(())).unwrap();
-        assert!(made.size_bytes() <= 150_000 && made.size_bytes() > 120_000, "{}", made.size_bytes());
+        assert!(made.size_bytes <= 150_000 && made.size_bytes > 120_000, "{}", made.size_bytes);
         let summary = made.summary();
         assert_eq!((&summary["profile"], &summary["calibration"]["texts"]), (&json!("auto"), &json!(7)), "{summary}");
         assert!(summary["steps"]["stored"].as_f64() < summary["steps"]["rounded"].as_f64(), "{summary}");

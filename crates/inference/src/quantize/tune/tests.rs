@@ -57,7 +57,7 @@ fn opened(path: &Path) -> Gguf {
 }
 
 fn find<'r>(report: &'r TuneReport, name: &str) -> &'r TunedTensor {
-    report.tensors.iter().find(|t| t.name == name).unwrap()
+    report.tensors.iter().find(|t| t.row.name == name).unwrap()
 }
 
 #[test]
@@ -117,8 +117,8 @@ fn every_step_helps_and_every_matrix_is_better_than_rounded() {
         assert_eq!(calibrated.len(), 15);
         for (t, e) in calibrated {
             // At 8 bits scales are not searched.
-            let better = e.stored < e.rounded || (t.to == TensorType::Q8_0 && e.stored == e.rounded);
-            assert!(e.stored <= e.folded && better && !t.not_compensated, "{} {e:?}", t.name);
+            let better = e.stored < e.rounded || (t.row.to == TensorType::Q8_0 && e.stored == e.rounded);
+            assert!(e.stored <= e.folded && better && !t.not_compensated, "{} {e:?}", t.row.name);
         }
         assert!(matches!(
             find(&report, "blk.0.attn_q.weight").method,
@@ -237,8 +237,8 @@ fn a_budget_is_kept_and_used() {
     assert_eq!(predicted.size_bytes, report.size_bytes);
     assert!(predicted.loss <= predicted.uniform_loss.unwrap(), "{predicted:?}");
     let embedding = find(&report, "token_embd.weight");
-    assert!(embedding.to.bits_per_weight() >= TensorType::Q6K.bits_per_weight(), "floor of what makes the logits");
-    assert_eq!(embedding.to, TensorType::Q8_0, "rows of 64 are no whole blocks of Q6_K");
+    assert!(embedding.row.to.bits_per_weight() >= TensorType::Q6K.bits_per_weight(), "floor of what makes the logits");
+    assert_eq!(embedding.row.to, TensorType::Q8_0, "rows of 64 are no whole blocks of Q6_K");
     let lower = TuneOptions { floors: [("token_embd.weight".into(), TensorType::Q4_0)].into(), ..options.clone() };
     let report = tune(&base, &out, &texts(1), &lower, &mut go).unwrap();
     assert!(report.predicted.unwrap().loss <= predicted.loss);
@@ -312,7 +312,7 @@ fn a_budget_also_spends_bytes_on_a_looked_up_embedding() {
         let report = tune(&base, &out, &texts(1), options, &mut go)?;
         let file = opened(&out);
         assert_eq!(file.size_bytes(), report.size_bytes);
-        let to = find(&report, "token_embd.weight").to;
+        let to = find(&report, "token_embd.weight").row.to;
         let plain = crate::codec::quantize(to, &base.dequantize(embedding).unwrap(), 64, None).unwrap();
         assert_eq!(file.bytes(file.tensor("token_embd.weight").unwrap()), plain, "what was measured is what is stored");
         Ok::<_, QuantizeError>((report, divergence(&base, &file, &some_tokens(90, 40))))
@@ -325,12 +325,12 @@ fn a_budget_also_spends_bytes_on_a_looked_up_embedding() {
     // Room for 8 bits everywhere: an embedding that has fewer is what is left to lose.
     let all_8_bits = crate::gguf::file_bytes(base.metadata(), &specs(&base, TensorType::Q8_0)).unwrap() + 1000;
     let ((large, far), (_, fixed)) = (at(all_8_bits, &[]).unwrap(), at(all_8_bits, &old).unwrap());
-    assert!(large.size_bytes <= all_8_bits && find(&large, "token_embd.weight").to == TensorType::Q8_0);
+    assert!(large.size_bytes <= all_8_bits && find(&large, "token_embd.weight").row.to == TensorType::Q8_0);
     assert!(far < 0.5 * fixed, "{far} with 8 bits, {fixed} with 5");
     // Little room: it gives bytes to others, or gets them, as its damage says.
     let Err(QuantizeError::Budget { least, .. }) = at(1000, &[]) else { panic!("1000 bytes are enough") };
     let (small, _) = at(least, &[]).unwrap();
-    assert_eq!((small.size_bytes, find(&small, "token_embd.weight").to.bits_per_weight()), (least, 4.5));
+    assert_eq!((small.size_bytes, find(&small, "token_embd.weight").row.to.bits_per_weight()), (least, 4.5));
     let middle = least + (all_8_bits - least) / 3;
     let (report, _) = at(middle, &[]).unwrap();
     assert!(report.size_bytes <= middle && report.size_bytes as f64 > 0.99 * middle as f64, "{middle}: {report:?}");
