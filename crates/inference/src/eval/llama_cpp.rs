@@ -3,9 +3,11 @@
 //! [`GenerateOptions::cache`] says otherwise.
 
 use super::engine::{Engine, GeneratedWatch};
-use crate::gguf::{Gguf, GgufError};
+use crate::gguf::Gguf;
 use crate::linalg::log_sum_exp;
-use crate::model::{GenerateOptions, Generated, KvType, LogitVisitor, ModelError, Sampling, Stop, argmax, base_digest};
+use crate::model::{
+    Adapter, GenerateOptions, Generated, KvType, LogitVisitor, ModelError, Sampling, Stop, argmax, base_digest,
+};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams};
 use llama_cpp_2::llama_backend::LlamaBackend;
@@ -64,22 +66,26 @@ impl LlamaCpp {
     /// Opens a GGUF file (the first shard of several) and, if one is given, an adapter for it in a GGUF file.
     ///
     /// # Errors
-    /// [`ModelError::Gguf`] for what our reader refuses, [`ModelError::Unsupported`] for what llama.cpp does not load.
+    /// [`ModelError::Gguf`] for what our reader refuses, [`ModelError::Adapter`] for an adapter of another base or in another
+    /// form, [`ModelError::Unsupported`] for what llama.cpp does not load.
     pub fn open(path: &Path, adapter: Option<&Path>) -> Result<Self, ModelError> {
         let file = Gguf::open(path)?;
+        let digest = OnceLock::new();
+        if let Some(path) = adapter {
+            if path.is_dir() {
+                let what = format!("{} is a folder; llama.cpp takes adapters as GGUF files", path.display());
+                return Err(ModelError::adapter(what));
+            }
+            // llama.cpp itself takes every adapter whose shapes fit
+            Adapter::from_gguf(&Gguf::open(path)?)?.check_base(digest.get_or_init(|| base_digest(&file)))?;
+        }
         let unsupported = |path: &Path, e: &dyn std::fmt::Display| {
             ModelError::unsupported(format!("llama.cpp does not load {}: {e}", path.display()))
         };
         let params = LlamaModelParams::default();
         let mut model = LlamaModel::load_from_file(backend()?, path, &params).map_err(|e| unsupported(path, &e))?;
-        let adapter = match adapter {
-            Some(path) if !path.is_file() => {
-                let e = std::io::Error::new(std::io::ErrorKind::NotFound, "llama.cpp takes adapters as GGUF files");
-                return Err(GgufError::io(path, e).into());
-            }
-            Some(path) => Some(model.lora_adapter_init(path).map_err(|e| unsupported(path, &e))?),
-            None => None,
-        };
+        let adapter =
+            adapter.map(|path| model.lora_adapter_init(path).map_err(|e| unsupported(path, &e))).transpose()?;
         let threads = std::thread::available_parallelism().map_or(1, |n| int(n.get()));
         Ok(Self {
             vocab: usize::try_from(model.n_vocab()).unwrap_or(0),
@@ -87,7 +93,7 @@ impl LlamaCpp {
             adapter: Mutex::new(adapter),
             model,
             file,
-            digest: OnceLock::new(),
+            digest,
             threads,
         })
     }

@@ -124,7 +124,7 @@ fn speed_is_measured_by_the_given_clock() {
 
 #[test]
 fn what_cannot_be_run_is_refused_by_its_name() {
-    let Some(Both { folder, theirs, .. }) = both() else { return };
+    let Some(Both { folder, ours, theirs, .. }) = both() else { return };
     let refused = |result: Result<Vec<Generated>, ModelError>| result.unwrap_err().to_string();
     let mut go = |_: usize, _: &Generated| ControlFlow::Continue(());
     let drawn = Sampling { temperature: 0.7, ..Sampling::GREEDY };
@@ -141,6 +141,11 @@ fn what_cannot_be_run_is_refused_by_its_name() {
     let file = folder.path().join("f16.gguf");
     let e = LlamaCpp::open(&file, Some(folder.path())).unwrap_err().to_string();
     assert!(e.contains("adapters as GGUF files"), "{e}");
-    let e = LlamaCpp::open(&file, Some(&file)).unwrap_err().to_string();
-    assert!(e.contains("does not load"), "{e}");
+    assert!(LlamaCpp::open(&file, Some(&file)).unwrap_err().to_string().starts_with("adapter: "), "a model is none");
+    let mut other = some_adapter(&ours, 2);
+    other.base_sha256 = Some("00".repeat(32));
+    let path = folder.path().join("other.gguf");
+    other.write(&path).unwrap();
+    let e = LlamaCpp::open(&file, Some(&path)).unwrap_err().to_string();
+    assert!(e.contains("trained on base 0000"), "{e}");
 }
